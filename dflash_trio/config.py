@@ -1,0 +1,148 @@
+"""Frozen configuration: what the operator asked for, before any file is opened.
+
+Imports nothing of ours, so every floor may read it. A field that is ``None`` means "not given":
+its default depends on the model file or the machine and is resolved when the model loads.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import field, frozen
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
+FlashAttention = Literal["auto", "on", "off"]
+SigtermPolicy = Literal["drain", "finalize"]
+
+BACKENDS = ("cuda", "hip", "vulkan", "metal", "sycl", "cpu")
+
+
+@frozen
+class DevicePlacement:
+    """A device as written by the operator: ``backend:index``.
+
+    ``cpu:N`` names a CPU worker group; N only tells blocks apart.
+    """
+
+    backend: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.backend}:{self.index}"
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.backend == "cpu"
+
+    @classmethod
+    def parse(cls, text: str) -> DevicePlacement:
+        """Read ``backend:index``; ValueError says what is wrong with the text."""
+        backend, colon, index = text.partition(":")
+        if backend not in BACKENDS:
+            raise ValueError(
+                f"unknown backend {backend!r}: devices are backend:index "
+                f"with one of {', '.join(BACKENDS)}"
+            )
+        if not colon or not index.isascii() or not index.isdigit() or len(index) > 4:
+            raise ValueError(f"{text!r} has no device index: write {backend}:0")
+        return cls(backend, int(index))
+
+
+@frozen
+class SamplingDefaults:
+    """A model's sampling values for requests that give none (operator's flags)."""
+
+    temperature: float = 0.8
+    top_p: float = 0.95
+    top_k: int = 40
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    seed: int | None = None
+    """``None``: a fresh random seed for each request."""
+
+
+@frozen
+class ModelConfig:
+    """One model block of the command line or the configuration file."""
+
+    path: str
+    name: str
+    position: int
+    """Place among the configured blocks, from 0; errors say ``model block {position + 1}``."""
+    aliases: tuple[str, ...] = ()
+    target_device: DevicePlacement | None = None
+    """``None`` is ``auto``: the first GPU with room, else ``cpu:0``."""
+    max_ctx: int | None = None
+    """Tokens one sequence may hold; ``None``: min(trained context, 8192)."""
+    max_concurrency: int = 1
+    """Slots."""
+    kv_pool_tokens: int | None = None
+    """KV cells shared by the model's sequences; ``None``: max_ctx x max_concurrency."""
+    decode_headroom: int = 128
+    """Cells promised to a sequence beyond its prompt at admission."""
+    cache_type_k: CacheType = "f16"
+    cache_type_v: CacheType = "f16"
+    flash_attn: FlashAttention = "auto"
+    chunk: int = 512
+    """Prefill tokens in one step."""
+    threads: int | None = None
+    """``None``: usable cores / loaded CPU blocks."""
+    gpu_layers: int | None = None
+    """``None``: all of them on a GPU, none on ``cpu:N``."""
+    mmap: bool = True
+    mlock: bool = False
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    chat_template_file: str | None = None
+    default_max_tokens: int | None = None
+    """For requests that name no limit; ``None``: min(16000, room)."""
+    sampling: SamplingDefaults = field(factory=SamplingDefaults)
+    on_sigterm: SigtermPolicy | None = None
+    """``None``: ``drain`` with one slot, ``finalize`` with more."""
+
+    @property
+    def sigterm_policy(self) -> SigtermPolicy:
+        if self.on_sigterm is not None:
+            return self.on_sigterm
+        return "drain" if self.max_concurrency == 1 else "finalize"
+
+    @property
+    def block_label(self) -> str:
+        """How errors name this block to people."""
+        return f"model block {self.position + 1} ({self.name})"
+
+
+@frozen
+class ListenerConfig:
+    """The one HTTP address and how it behaves. Times are seconds, sizes bytes."""
+
+    host: str = "127.0.0.1"
+    """An address, a name, or ``unix:/path``."""
+    port: int = 8080
+    """0: any free one, printed."""
+    routing_queue_limit: int = 32
+    api_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    drain_timeout: float | None = None
+    client_stall_timeout: float = 60.0
+    max_body_bytes: int = 32 * 1024 * 1024
+    max_connections: int = 1024
+    tls_cert: str | None = None
+    tls_key: str | None = None
+
+    @property
+    def unix_path(self) -> str | None:
+        return self.host.removeprefix("unix:") if self.host.startswith("unix:") else None
+
+
+@frozen
+class ServerConfig:
+    """A whole launch, as the command line and the configuration file together say it."""
+
+    models: tuple[ModelConfig, ...]
+    """The blocks that load, in priority order: the primary first."""
+    listener: ListenerConfig = field(factory=ListenerConfig)
+    load_balancing: bool = False
+    unused: tuple[str, ...] = ()
+    """Names of configured blocks that do not load (balancing off)."""
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"

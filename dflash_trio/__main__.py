@@ -1,0 +1,44 @@
+"""``dflash-server`` and ``python -m dflash_trio``: the program's beginning and its exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from dflash_trio import __version__
+from dflash_trio.cli import UsageError, parse_command_line, render_help
+
+PROGRAM = "dflash-server"
+EXIT_USAGE = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what the words behind the program's name ask for, and return the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        launch = parse_command_line(words, os.environ)
+    except UsageError as error:
+        sys.stderr.write(f"{PROGRAM}: error: {error}\n")
+        return EXIT_USAGE
+    if launch.action == "help":
+        sys.stdout.write(render_help())
+        return 0
+    if launch.action == "version":
+        sys.stdout.write(f"{PROGRAM} {__version__}\n")
+        return 0
+    for warning in launch.warnings:
+        sys.stderr.write(f"{PROGRAM}: warning: {warning}\n")
+
+    # The server brings trio, quart and llama.cpp with it: help and refusals do without.
+    from dflash_trio.server import check_launch, list_devices, run_server
+
+    if launch.action == "list-devices":
+        return list_devices()
+    if launch.action == "check":
+        return check_launch(launch.config)
+    return run_server(launch.config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

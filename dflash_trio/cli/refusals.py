@@ -1,0 +1,113 @@
+"""What a launch in good form may still not ask for.
+
+Only what loads is judged here: an unused block keeps whatever it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dflash_trio.cli.errors import UsageError, refusal, shown
+from dflash_trio.cli.given import Block, Given, ParsedLaunch, Values
+from dflash_trio.cli.option import Scope
+from dflash_trio.cli.selection import Selection
+
+_PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
+
+
+def check_launch_options(parsed: ParsedLaunch) -> None:
+    """Refuse what the launch and listener options cannot mean together."""
+    for value in (*parsed.launch.values(), *parsed.listener.values()):
+        _check_available(value)
+    listener = parsed.listener
+    for one, other in (("tls-cert", "tls-key"), ("tls-key", "tls-cert")):
+        if one in listener and other not in listener:
+            raise listener[one].refused(f"is given without --{other}", "give both or neither")
+    host, port = listener.get("host"), listener.get("port")
+    if host is not None and port is not None and host.value.startswith("unix:"):
+        raise port.refused("has no meaning with a Unix socket", "leave it out")
+
+
+def check_selection(selection: Selection) -> None:
+    """Refuse what a block that loads asks for and cannot have."""
+    # Balancing first: what it excludes will not become possible with a later build.
+    if selection.load_balancing:
+        for block in selection.loaded:
+            _check_shareable(block.values)
+    for block in selection.loaded:
+        for value in block.values.values():
+            _check_available(value)
+        _check_together(block.values)
+    _check_names(selection.loaded)
+
+
+def _check_shareable(values: Values) -> None:
+    for value in values.values():
+        if value.option.scope is Scope.SINGLE_MODEL:
+            raise value.refused(
+                "sets policy for the whole process and cannot stand beside --load-balancing",
+                "leave one of them out",
+            )
+        if value.option.name == "draft-device" and str(value.value).startswith("rpc:"):
+            raise value.refused(
+                f"{shown(value.texts[0])} is remote and cannot stand beside --load-balancing",
+                "name a device of this host",
+            )
+
+
+def _check_available(value: Given) -> None:
+    option = value.option
+    if not option.available:
+        raise value.refused("is not available yet", "leave it out")
+    if option.only_value and option.takes is not None:
+        only = option.takes.parse(option.only_value)
+        if value.value != only:
+            raise refusal(
+                f"{value.written} is not available yet",
+                f"only {option.only_value} is, write that or leave it out",
+                value.where,
+            )
+
+
+def _check_together(values: Values) -> None:
+    cache, attention = values.get("cache-type-v"), values.get("flash-attn")
+    if cache is not None and attention is not None:
+        quantized = cache.value not in _PLAIN_CACHE_TYPES
+        if quantized and attention.value == "off":
+            raise refusal(
+                f"{cache.written} needs flash attention, and {attention.spelling} is off",
+                f"set {attention.spelling} to on or auto, or {cache.spelling} to f16",
+                cache.where,
+            )
+    layers, device = values.get("gpu-layers"), values.get("target-device")
+    on_cpu = device is not None and device.value is not None and device.value.is_cpu
+    if layers is not None and device is not None and on_cpu and layers.value > 0:
+        raise refusal(
+            f"{layers.written} has no GPU to go to with {device.written}",
+            f"leave {layers.spelling} out or place the model on a GPU",
+            layers.where,
+        )
+
+
+def _check_names(blocks: Iterable[Block]) -> None:
+    """Names and aliases share one namespace, in which clients ask for models."""
+    owners: dict[str, Block] = {}
+    for block in sorted(blocks, key=lambda block: block.position):
+        aliases = block.values.get("alias")
+        for name in (block.name, *(aliases.value if aliases is not None else ())):
+            if name in owners:
+                raise _taken(name, owners[name], block)
+            owners[name] = block
+
+
+def _taken(name: str, owner: Block, block: Block) -> UsageError:
+    if owner is block:
+        return refusal(
+            f"the name {shown(name)} is given twice", "leave its --alias out", block.label
+        )
+    nameless = "model-name" not in block.values or "model-name" not in owner.values
+    return refusal(
+        f"the name {shown(name)} is already that of model block {owner.position + 1}",
+        "give one of them a --model-name" if nameless else "give one of them another name",
+        block.label,
+    )

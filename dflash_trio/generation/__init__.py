@@ -1,0 +1,1 @@
+"""Floor 1: the vocabulary of a generation, shared by every floor above. Pure data."""

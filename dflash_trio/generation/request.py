@@ -1,0 +1,130 @@
+"""What a client asked for, in no API's dialect, and what one model makes of it.
+
+A dialect parser produces one :class:`GenerationRequest`; each model that is tried turns it into
+its own :class:`PreparedPrompt`, because templates, tokenizers and defaults differ per model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from ..config import SamplingDefaults
+
+Message = Mapping[str, Any]
+"""One turn in the shape chat templates expect: at least ``role`` and ``content``."""
+
+MAX_SEED = 2**64 - 1
+
+
+@frozen
+class SamplingOverrides:
+    """Sampling fields of one request; ``None`` takes the answering model's default."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_last_n: int | None = None
+    seed: int | None = None
+    """0 .. 2**64-1, or -1 for a fresh random one."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, bias added to its logit), ids in the answering model's vocabulary."""
+
+
+@frozen
+class SamplingParams:
+    """Everything a sampler needs, with no default left open.
+
+    ``temperature`` 0 is greedy: the filters are then skipped, penalties and biases are not.
+    ``penalty_last_n`` counts tokens of the prompt and the answer looked back at; -1 is all.
+    """
+
+    temperature: float = 0.8
+    top_p: float = 0.95
+    top_k: int = 40
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    penalty_last_n: int = 64
+    seed: int | None = None
+    """``None``: the sampler draws its own from the operating system."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.repeat_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """True when the next token is simply the largest logit."""
+        return self.temperature <= 0 and not self.has_penalties and not self.logit_bias
+
+
+def resolve_sampling(overrides: SamplingOverrides, defaults: SamplingDefaults) -> SamplingParams:
+    """Fill a request's open sampling fields with the answering model's defaults."""
+
+    def pick(given: Any, default: Any) -> Any:
+        return default if given is None else given
+
+    seed = pick(overrides.seed, defaults.seed)
+    return SamplingParams(
+        temperature=pick(overrides.temperature, defaults.temperature),
+        top_p=pick(overrides.top_p, defaults.top_p),
+        top_k=pick(overrides.top_k, defaults.top_k),
+        min_p=pick(overrides.min_p, defaults.min_p),
+        repeat_penalty=pick(overrides.repeat_penalty, defaults.repeat_penalty),
+        presence_penalty=pick(overrides.presence_penalty, 0.0),
+        frequency_penalty=pick(overrides.frequency_penalty, 0.0),
+        penalty_last_n=pick(overrides.repeat_last_n, 64),
+        seed=None if seed is None or seed < 0 else seed,
+        logit_bias=overrides.logit_bias,
+    )
+
+
+@frozen
+class GenerationRequest:
+    """One generation, protocol-neutral. Immutable, so several models may prepare it at once."""
+
+    messages: tuple[Message, ...]
+    body_bytes: int
+    """Size of the request's body: what preparing it may hold in memory."""
+    sampling: SamplingOverrides = field(factory=SamplingOverrides)
+    max_tokens: int | None = None
+    """``None``: the answering model's default."""
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    """Alternatives wanted; each takes a slot of the same model."""
+    ignore_eos: bool = False
+    continue_final: bool = False
+    """The last message is an assistant turn to be continued, not answered."""
+    template_arguments: Mapping[str, Any] = field(factory=dict)
+    """Extra variables for the chat template."""
+
+
+@frozen
+class PreparedPrompt:
+    """A request as one model reads it: made once per request and model, off the event loop."""
+
+    tokens: tuple[int, ...] = field(repr=False)
+    max_tokens: int
+    """Tokens to generate at most, before the room cuts it."""
+    sampling: SamplingParams
+    stop: tuple[str, ...] = ()
+    """The request's stop strings, then those the model's template needs."""
+    ignore_eos: bool = False
+    n: int = 1
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.tokens)

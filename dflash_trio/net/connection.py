@@ -1,0 +1,123 @@
+"""One accepted connection: hypercorn's TCP server over our stream, with our protocol inside."""
+
+from __future__ import annotations
+
+import ssl
+from contextlib import suppress
+from typing import cast
+
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol import ProtocolWrapper
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, TaskGroup
+
+from .asgi_task import AppTasks
+from .h11_protocol import JSONErrorH11Protocol
+from .stream import StallGuardedStream
+
+
+class Connection(TCPServer):
+    """Serves one connection from its TLS handshake to its close; :meth:`run` does it.
+
+    Owns *transport*. *context* is shared by all connections of a server: when its ``terminated``
+    is set, an idle connection closes at once and a busy one after its current response.
+    """
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        transport: StallGuardedStream,
+        ssl_context: ssl.SSLContext | None,
+    ) -> None:
+        self.transport = transport
+        self._wrapper: ProtocolWrapper | None = None
+        stream: trio.abc.Stream = transport
+        if ssl_context is not None:
+            # https_compatible: HTTP says itself where a message ends, so neither side sends or
+            # expects TLS's own goodbye, and closing never waits for the peer.
+            stream = trio.SSLStream(transport, ssl_context, server_side=True, https_compatible=True)
+        # Hypercorn declares TLS over a socket stream, and takes either kind of either layer.
+        super().__init__(
+            app, config, context, {}, cast("trio.SSLStream[trio.SocketStream]", stream)
+        )
+
+    @property
+    def in_handshake(self) -> bool:
+        """Whether TLS is still being agreed on, so that no timer of HTTP's runs yet."""
+        return self._wrapper is None
+
+    @property
+    def protocol(self) -> ProtocolWrapper:
+        """Hypercorn's holder of the protocol; assigning one puts ours into it.
+
+        ``run`` assigns its own once the handshake is done, and offers no other place to choose
+        the class. Ours never asks the holder for a switch to HTTP/2.
+        """
+        assert self._wrapper is not None, "no protocol before the handshake is done"
+        return self._wrapper
+
+    @protocol.setter
+    def protocol(self, wrapper: ProtocolWrapper) -> None:
+        self._http = JSONErrorH11Protocol(
+            wrapper.app,
+            wrapper.config,
+            wrapper.context,
+            cast(TaskGroup, AppTasks(wrapper.task_group)),
+            wrapper.state,
+            wrapper.ssl,
+            wrapper.client,
+            wrapper.server,
+            wrapper.send,
+        )
+        wrapper.protocol = self._http
+        self._wrapper = wrapper
+
+    def abort(self) -> None:
+        """Cut the connection now, whatever its tasks wait for; the application is told.
+
+        Synchronous, and reaches a send inside its shield. Harmless when repeated.
+        """
+        self.transport.abort()
+        if self._wrapper is None:
+            return  # in the handshake, which the closed socket ends
+        # A reader that waits for the application, not for the socket, has to be told as well.
+        with suppress(RuntimeError):  # the connection's nursery has just closed: nothing to tell
+            if self._task_group._nursery is not None:
+                self._task_group.spawn(self.protocol.handle, Closed())
+
+    async def protocol_send(self, event: Event) -> None:
+        """What the protocol wants done: bytes sent, the connection closed, a timer changed."""
+        if isinstance(event, RawData):
+            await self._send(event.data)
+        elif isinstance(event, Closed) and self._http.peer_may_be_sending:
+            # The reader does the discarding, so the application is not kept waiting for it.
+            self.transport.begin_linger()
+            await self.protocol.handle(Closed())
+        else:
+            await super().protocol_send(event)
+
+    async def _send(self, data: bytes) -> None:
+        async with self.send_lock:
+            try:
+                # A message cut in half would spoil the connection, so cancelling a request does
+                # not reach its writes. Bound: the stream's stall timeout, or abort().
+                with trio.CancelScope(shield=True):
+                    await self.stream.send_all(data)
+            except trio.BrokenResourceError:
+                # Hypercorn leaves the socket to the reader here, but a reader behind a peer that
+                # is merely silent, or behind a broken TLS layer, would never return.
+                self.transport.abort()
+                await self.protocol.handle(Closed())
+            except trio.ClosedResourceError:  # closed or lingering already, by our own hand
+                await self.protocol.handle(Closed())
+
+    async def _read_data(self) -> None:
+        await super()._read_data()
+        # Hypercorn would keep the connection (and its descriptor) until the keep-alive timeout
+        # when an idle client leaves: nothing else ends the timer, and the nursery waits for it.
+        await self.idle_task.stop()

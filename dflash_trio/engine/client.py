@@ -1,0 +1,230 @@
+"""EngineClient: the event loop's side of a worker thread. The only trio import on this floor.
+
+Everything that happens on the thread arrives here as data, once per step, through
+``TrioToken.run_sync_soon``; everything the loop wants goes into the worker's inbox. Nothing here
+ever waits for an engine step, except the two things that must: ``run`` for the loading, and
+``Generation.retired`` for whoever gives capacity back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from itertools import count
+
+import trio
+from attrs import define, field
+
+from ..generation.errors import EngineFailed
+from ..generation.events import Event, Failed, Finished, Retired, TextDelta
+from ..generation.request import PreparedPrompt
+from ..generation.status import EngineStatistics
+from .admission import Hold
+from .model_runner import ModelLoadError
+from .worker import Died, Ended, EngineWorker, Load, LoadProgress, LoopGone, Outgoing, Ready
+
+log = logging.getLogger("dflash_trio.engine")
+
+WORKER_STOP_BOUND = 10.0
+"""Seconds a worker may take to end after being told to, before it is abandoned."""
+
+
+@define(eq=False)
+class Generation:
+    """A submitted sequence, as its request sees it. Owned by the request's scope."""
+
+    id: int
+    prepared: PreparedPrompt
+    events: trio.MemoryReceiveChannel[Event]
+    retired: trio.Event = field(factory=trio.Event)
+    """Set when the engine holds nothing of it any more. Wait here before giving capacity back."""
+    started_decoding: bool = False
+    ended: bool = False
+    """Finished or failed, as far as the engine is concerned."""
+    _send: trio.MemorySendChannel[Event] = field(kw_only=True)
+    _cancel: Callable[[int], None] = field(kw_only=True)
+
+    def cancel(self) -> None:
+        """Ask the engine to drop it; ``retired`` tells when it has. Idempotent, never blocks."""
+        if not self.ended:
+            self._cancel(self.id)
+
+    def deliver(self, event: Event) -> None:
+        """Called by the client for each event, in order."""
+        match event:
+            case TextDelta():
+                self.started_decoding = True
+            case Finished() | Failed():
+                self.ended = True
+            case Retired():
+                self.retired.set()
+        # A request that is gone reads no more; only `retired` still matters then.
+        with contextlib.suppress(trio.BrokenResourceError):
+            self._send.send_nowait(event)
+
+
+class EngineClient:
+    """One model's engine, from the event loop. Run :meth:`run` in the server's outer nursery."""
+
+    def __init__(
+        self,
+        name: str,
+        load: Load,
+        *,
+        on_progress: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.name = name
+        self.ready: Ready | None = None
+        """Set once the model is loaded."""
+        self.unhealthy_reason: str | None = None
+        """Why it takes no new requests; ``None`` while it is well."""
+        self.abandoned = False
+        """The thread did not end when told to."""
+        self._load = load
+        self._on_progress = on_progress
+        self._worker: EngineWorker | None = None
+        self._ids = count(1)
+        # Submitted and not yet retired.
+        self._live: dict[int, Generation] = {}
+        # The loading is over: ready, failed or given up.
+        self._loaded = trio.Event()
+        self._stop_requested = trio.Event()
+        self._ended = trio.Event()
+        self._load_error: str | None = None
+
+    # --------------------------------------------------------------------------- lifetime
+
+    async def run(self, *, task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED) -> None:
+        """Load the model, report it as started, serve until :meth:`stop` or cancellation.
+
+        Raises ModelLoadError when it cannot be loaded. Stopped before it is loaded, it returns
+        without having started. However this ends, the thread was told to end and had
+        WORKER_STOP_BOUND seconds for it; a thread that did not is left behind, with ``abandoned``
+        set.
+        """
+        if self._stop_requested.is_set():
+            return
+        token = trio.lowlevel.current_trio_token()
+
+        def deliver(message: Outgoing) -> None:
+            try:
+                token.run_sync_soon(self._dispatch, message)
+            except trio.RunFinishedError:
+                raise LoopGone from None
+
+        self._worker = EngineWorker(self.name, self._load, deliver)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_thread, self._worker)
+            try:
+                await self._loaded.wait()
+                if self.ready is not None:
+                    task_status.started(self.ready)
+                if self._load_error is None:
+                    await self._stop_requested.wait()
+            finally:
+                self.stop()
+                # Shielded for WORKER_STOP_BOUND at most: device memory is freed by the thread.
+                with trio.move_on_after(WORKER_STOP_BOUND, shield=True) as scope:
+                    await self._ended.wait()
+                self.abandoned = scope.cancelled_caught
+                nursery.cancel_scope.cancel()  # lets go of a thread that is still there
+        if self._load_error is not None:
+            raise ModelLoadError(self._load_error)
+
+    async def _run_thread(self, worker: EngineWorker) -> None:
+        # A limiter of its own: the default one has 40 places for everybody.
+        await trio.to_thread.run_sync(
+            worker.run,
+            limiter=trio.CapacityLimiter(1),
+            abandon_on_cancel=True,
+            thread_name=f"engine {self.name}",
+        )
+
+    def stop(self) -> None:
+        """End :meth:`run`, or the loading. What still generates is failed. Idempotent."""
+        self._stop_requested.set()
+        self._loaded.set()
+        if self._worker is not None:
+            self._worker.stop()
+
+    # ------------------------------------------------------------------------ generations
+
+    @property
+    def healthy(self) -> bool:
+        return self.ready is not None and self.unhealthy_reason is None
+
+    def mark_unhealthy(self, reason: str) -> None:
+        """Take no new requests from now on. The first reason stays."""
+        if self.unhealthy_reason is None:
+            log.error("%s is unhealthy: %s", self.name, reason)
+            self.unhealthy_reason = reason
+
+    def submit(self, prepared: PreparedPrompt, hold: Hold) -> Generation:
+        """Hand a sequence to the engine. Does not wait. Raises EngineFailed when it is dead."""
+        if self._worker is None or self._stop_requested.is_set() or not self.healthy:
+            reason = self.unhealthy_reason or (
+                "it is stopping" if self._stop_requested.is_set() else "it is not loaded"
+            )
+            raise EngineFailed(f"{self.name} is not available: {reason}")
+        # Unbounded, but bounded by the generation: max_tokens deltas, an end and Retired. The
+        # engine must never wait for a slow reader.
+        send, receive = trio.open_memory_channel[Event](math.inf)
+        generation = Generation(
+            next(self._ids), prepared, receive, send=send, cancel=self._worker.cancel
+        )
+        self._live[generation.id] = generation
+        self._worker.submit(generation.id, prepared, hold)
+        return generation
+
+    def finalize_all(self) -> None:
+        """End every generation properly at the next step, and each later one at once."""
+        if self._worker is not None:
+            self._worker.finalize_all()
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        return self._worker.statistics if self._worker is not None else EngineStatistics()
+
+    # ------------------------------------------------------------ deliveries of the thread
+
+    def _dispatch(self, message: Outgoing) -> None:
+        # An exception that leaves a run_sync_soon callback ends the whole program.
+        try:
+            self._handle(message)
+        except Exception:
+            log.exception("a delivery of %s could not be handled", self.name)
+
+    def _handle(self, message: Outgoing) -> None:
+        match message:
+            case list():
+                for generation_id, event in message:
+                    generation = self._live.get(generation_id)
+                    if generation is None:
+                        continue
+                    if isinstance(event, Retired):
+                        del self._live[generation_id]
+                    generation.deliver(event)
+            case LoadProgress(fraction):
+                self._on_progress(fraction)
+            case Ready():
+                self.ready = message
+                self._loaded.set()
+            case Died(reason, while_loading):
+                if while_loading or self.ready is None:
+                    self._load_error = reason
+                    self._loaded.set()
+                else:
+                    self.mark_unhealthy(f"the engine died: {reason}")
+            case Ended():
+                # Nothing of these is on the device any more, whatever the thread came to say.
+                for generation in list(self._live.values()):
+                    if not generation.ended:
+                        generation.deliver(Failed("the engine ended"))
+                    generation.deliver(Retired())
+                self._live.clear()
+                if not self._stop_requested.is_set() and self._loaded.is_set():
+                    self.mark_unhealthy("the engine ended")
+                self._loaded.set()
+                self._ended.set()

@@ -1,0 +1,195 @@
+"""Symbols of llama.cpp's libraries that llama-cpp-python ships but does not bind.
+
+Bound by hand on the library handle that llama-cpp-python opened (a symbol of ggml is found
+through it, since libllama links ggml), looked up lazily with a clear error when one is missing.
+Only this module and ``llama_runner`` know that llama.cpp exists.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+from attrs import frozen
+
+
+class MissingSymbol(Exception):
+    """The installed llama.cpp lacks a function this project needs."""
+
+
+def _bind(name: str, result: Any, *arguments: Any) -> Any:
+    try:
+        function = getattr(llama._lib, name)
+    except AttributeError:
+        raise MissingSymbol(
+            f"the installed llama.cpp has no {name}: install the pinned llama-cpp-python"
+        ) from None
+    function.restype = result
+    function.argtypes = list(arguments)
+    return function
+
+
+class _GgufInitParams(ctypes.Structure):
+    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
+
+
+@frozen
+class GgufSummary:
+    """What a GGUF header says, read by llama.cpp's own parser."""
+
+    architecture: str | None
+    tensor_count: int
+    needed_bytes: int
+    """Size the file must have for its last tensor to be whole."""
+    split_count: int
+    """Parts of a split model; 1 for a file of its own."""
+
+
+def read_gguf_header(path: str) -> GgufSummary | None:
+    """Parse a file's header and tensor table, reading no tensor; ``None`` when it is no GGUF."""
+    silence_llama_log()  # the caller's error is the one line that people get
+    pointer, size_t, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+    init = _bind("gguf_init_from_file", pointer, text, _GgufInitParams)
+    free = _bind("gguf_free", None, pointer)
+    find_key = _bind("gguf_find_key", ctypes.c_int64, pointer, text)
+    key_type = _bind("gguf_get_kv_type", ctypes.c_int, pointer, ctypes.c_int64)
+    get_str = _bind("gguf_get_val_str", text, pointer, ctypes.c_int64)
+    get_u16 = _bind("gguf_get_val_u16", ctypes.c_uint16, pointer, ctypes.c_int64)
+    count = _bind("gguf_get_n_tensors", ctypes.c_int64, pointer)
+    offset = _bind("gguf_get_tensor_offset", size_t, pointer, ctypes.c_int64)
+    tensor_size = _bind("gguf_get_tensor_size", size_t, pointer, ctypes.c_int64)
+    data_offset = _bind("gguf_get_data_offset", size_t, pointer)
+
+    string_type, uint16_type = 8, 2  # enum gguf_type
+    context = init(os.fsencode(path), _GgufInitParams(no_alloc=True, ctx=None))
+    if not context:
+        return None
+    try:
+        architecture = None
+        key = find_key(context, b"general.architecture")
+        if key >= 0 and key_type(context, key) == string_type:
+            architecture = get_str(context, key).decode("utf-8", "replace")
+        splits = 1
+        key = find_key(context, b"split.count")
+        if key >= 0 and key_type(context, key) == uint16_type:
+            splits = max(1, int(get_u16(context, key)))
+        tensors = int(count(context))
+        end = max((offset(context, i) + tensor_size(context, i) for i in range(tensors)), default=0)
+        return GgufSummary(architecture, tensors, int(data_offset(context)) + int(end), splits)
+    finally:
+        free(context)
+
+
+@frozen
+class BackendDevice:
+    """One compute device as ggml lists it. Memory in bytes, 0 where the backend cannot say."""
+
+    name: str
+    """``backend:index`` in this project's spelling, as ``cuda:0``."""
+    description: str
+    free_memory: int
+    total_memory: int
+    handle: int
+    """ggml_backend_dev_t."""
+
+
+# ggml's device names, as "CUDA0", begin with these.
+_BACKEND_OF_PREFIX = {
+    "CUDA": "cuda",
+    "ROCm": "hip",
+    "HIP": "hip",
+    "Vulkan": "vulkan",
+    "Metal": "metal",
+    "MTL": "metal",
+    "SYCL": "sycl",
+}
+
+
+@functools.cache
+def _load_backends() -> None:
+    """Builds with loadable backends register their devices only after this call. Once."""
+    silence_llama_log()
+    llama.llama_backend_init()
+    _bind("ggml_backend_load_all", None)()
+
+
+def gpu_devices() -> tuple[BackendDevice, ...]:
+    """The accelerators this build and this machine have. Empty on a CPU-only build."""
+    _load_backends()
+    count = _bind("ggml_backend_dev_count", ctypes.c_size_t)
+    get = _bind("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    name_of = _bind("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
+    description_of = _bind("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
+    memory_of = _bind(
+        "ggml_backend_dev_memory",
+        None,
+        ctypes.c_void_p,
+        ctypes.POINTER(ctypes.c_size_t),
+        ctypes.POINTER(ctypes.c_size_t),
+    )
+    found: list[BackendDevice] = []
+    for i in range(count()):
+        handle = get(i)
+        ggml_name = name_of(handle).decode()
+        prefix = ggml_name.rstrip("0123456789")
+        backend = _BACKEND_OF_PREFIX.get(prefix)
+        if backend is None:
+            continue  # the CPU, BLAS and other helpers are not placements
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        memory_of(handle, ctypes.byref(free), ctypes.byref(total))
+        found.append(
+            BackendDevice(
+                name=f"{backend}:{ggml_name[len(prefix) :] or 0}",
+                description=description_of(handle).decode("utf-8", "replace"),
+                free_memory=free.value,
+                total_memory=total.value,
+                handle=int(handle),
+            )
+        )
+    return tuple(found)
+
+
+@functools.cache
+def native_flag_reader() -> Any:
+    """A native ``bool f(void *data)`` that is true while the byte at ``data`` is not zero.
+
+    llama.cpp calls its abort callback some 500 times in a step. A Python function there costs
+    more than the step itself, so it has to be machine code; the C library's own ``strlen``
+    happens to be exactly that for a two-byte buffer that is either "" or one character long.
+    """
+    libc = ctypes.CDLL(ctypes.util.find_library("c"))
+    return ctypes.cast(libc.strlen, llama.ggml_abort_callback)
+
+
+_log_lines: list[str] = []
+
+
+@llama.llama_log_callback  # type: ignore[untyped-decorator]
+def _collect_log(level: int, text: bytes, _user_data: Any) -> None:
+    # Only errors are worth a person's time; the rest of llama.cpp's chatter is dropped. Bounded:
+    # the newest lines are enough to explain a failure.
+    if level == 4:  # GGML_LOG_LEVEL_ERROR
+        _log_lines.append(text.decode("utf-8", "replace").strip())
+        del _log_lines[:-20]
+
+
+def silence_llama_log() -> None:
+    """Keep llama.cpp's own lines off stderr; its errors are kept for :func:`llama_errors`."""
+    llama.llama_log_set(_collect_log, ctypes.c_void_p(0))
+
+
+@contextmanager
+def llama_errors() -> Iterator[list[str]]:
+    """Collects the error lines that llama.cpp logs meanwhile (of the whole process)."""
+    _log_lines.clear()
+    collected: list[str] = []
+    try:
+        yield collected
+    finally:
+        collected.extend(line for line in _log_lines if line)

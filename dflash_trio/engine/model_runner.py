@@ -1,0 +1,156 @@
+"""What the scheduler needs of a model, and nothing more.
+
+Two runners implement this protocol and pass one contract suite: ``llama_runner`` on llama.cpp and
+``scripted_runner``, a verified fake. A runner belongs to the thread that made it; only
+:meth:`ModelRunner.abort` and the :class:`Vocabulary` may be used from other threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Protocol
+
+from attrs import frozen
+
+from ..generation.request import SamplingParams
+
+
+class EngineError(Exception):
+    """The engine cannot go on: a fatal return code, a lost device, a broken invariant."""
+
+
+class ModelLoadError(Exception):
+    """The model cannot be loaded. ``str()`` is one line for the operator."""
+
+
+class LoadingStopped(Exception):
+    """Loading was given up because somebody asked for it; not an error."""
+
+
+@frozen
+class ModelInfo:
+    """Facts about a loaded model."""
+
+    architecture: str
+    description: str
+    trained_ctx: int
+    vocab_size: int
+    chat_template: str | None
+    """The file's own Jinja source, if it carries one."""
+    device: str
+    """The resolved device, ``backend:index``."""
+    threads: int
+    gpu_layers: int
+
+
+@frozen
+class BatchSlice:
+    """Consecutive tokens of one sequence inside a batch.
+
+    ``tokens[i]`` is decoded at position ``position + i``. With ``wants_output`` the logits after
+    the last of them are kept until the next decode.
+    """
+
+    seq_id: int
+    position: int
+    tokens: Sequence[int]
+    wants_output: bool
+
+
+class DecodeOutcome(Enum):
+    """What became of a batch. Anything worse is an :class:`EngineError`."""
+
+    DONE = "done"
+    NO_CELLS = "no cells"
+    """The KV cache had no room; nothing was decoded."""
+    ABORTED = "aborted"
+    """:meth:`ModelRunner.abort` cut the step; the batch's sequences may hold part of it."""
+
+
+class Vocabulary(Protocol):
+    """A model's tokens. Usable from any thread until the runner is closed."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def bos(self) -> int | None: ...
+
+    @property
+    def eos(self) -> int | None: ...
+
+    @property
+    def adds_bos(self) -> bool:
+        """Whether the model was trained with a BOS in front of every sequence."""
+        ...
+
+    @property
+    def eog_tokens(self) -> frozenset[int]:
+        """Tokens that end a generation: end of turn, end of text."""
+        ...
+
+    @property
+    def control_tokens(self) -> Mapping[str, int]:
+        """Literal -> id of every control token."""
+        ...
+
+    def tokenize(self, text: str, *, parse_special: bool = False) -> list[int]:
+        """Token ids of ``text``, no BOS added.
+
+        ``parse_special``: control-token literals in it become control tokens.
+        Raises EngineError once the runner is closed.
+        """
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; empty for control tokens."""
+        ...
+
+
+class TokenSampler(Protocol):
+    """Chooses tokens for one sequence. Owned by it; ``close`` exactly once, same thread."""
+
+    def sample(self, output: int) -> int:
+        """The next token, from the logits of the slice with index ``output`` in the last batch."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ModelRunner(Protocol):
+    """A model with a KV cache of ``slots`` sequences, ids 0 .. slots - 1."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    def new_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> TokenSampler:
+        """A sampler for one generation; penalties look back into ``prompt`` too."""
+        ...
+
+    def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
+        """One step: every slice's tokens enter the KV cache, outputs become readable.
+
+        Blocks for the whole step. Slices continue their sequences without a gap.
+        """
+        ...
+
+    def sequence_length(self, seq_id: int) -> int:
+        """Cells that a sequence holds: one more than its last position."""
+        ...
+
+    def rewind(self, seq_id: int, length: int) -> None:
+        """Drop a sequence's cells from position ``length`` on. 0 frees it."""
+        ...
+
+    def abort(self) -> None:
+        """Cut the running decode short as soon as possible. Thread-safe; a no-op where the
+        device cannot. The next decode is not affected."""
+        ...
+
+    def close(self) -> None:
+        """Free everything on the device, on the calling (owning) thread. Idempotent."""
+        ...

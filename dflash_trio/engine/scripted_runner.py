@@ -1,0 +1,219 @@
+"""A verified fake: a runner with a real (small) KV cache discipline and no model.
+
+It passes the same contract suite as the llama.cpp runner, so tests of the floors above may trust
+it. Its tokens are bytes; its "logits" depend on the whole history of a sequence, so that a token
+decoded at a wrong position, into a wrong sequence or after a missed rewind changes what follows.
+Tests may script answers, make steps slow, make them fail, or hold them at a gate.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from ..generation.request import SamplingParams
+from .model_runner import BatchSlice, DecodeOutcome, EngineError, ModelInfo
+
+_BYTES = 256
+EOG = 256
+BOS = 257
+VOCAB_SIZE = 258
+
+Script = Callable[[bytes, int], int | None]
+"""(history as bytes, its length in tokens) -> the token to force, or ``None`` for none."""
+
+
+class ScriptedVocabulary:
+    """Byte tokens, one end-of-generation token and a BOS."""
+
+    size = VOCAB_SIZE
+    bos: int | None = BOS
+    eos: int | None = EOG
+    adds_bos = True
+    eog_tokens = frozenset({EOG})
+    control_tokens: Mapping[str, int] = {"<|end|>": EOG, "<|begin|>": BOS}
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def tokenize(self, text: str, *, parse_special: bool = False) -> list[int]:
+        if self.closed:
+            raise EngineError("the model is no longer loaded")
+        if not parse_special:
+            return list(text.encode())
+        tokens: list[int] = []
+        while text:
+            found = min(
+                (at, literal) if (at := text.find(literal)) >= 0 else (len(text), "")
+                for literal in self.control_tokens
+            )
+            at, literal = found
+            tokens += text[:at].encode()
+            if literal:
+                tokens.append(self.control_tokens[literal])
+            text = text[at + len(literal) :]
+        return tokens
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token]) if token < _BYTES else b""
+
+
+class ScriptedSampler:
+    """Greedy, or a seeded draw over the bytes; biases and penalties apply to both."""
+
+    def __init__(
+        self, runner: ScriptedRunner, params: SamplingParams, prompt: Sequence[int]
+    ) -> None:
+        self._runner = runner
+        self._params = params
+        # What penalties look back at, should there be any.
+        self._history = list(prompt) if params.has_penalties else []
+        self._random = random.Random(params.seed)
+        self.closed = False
+
+    def sample(self, output: int) -> int:
+        logits = self._runner.logits(output)
+        for token, bias in self._params.logit_bias:
+            logits[token] += bias
+        if self._params.has_penalties:
+            self._penalize(logits)
+        largest = max(logits)
+        if self._params.temperature <= 0:
+            token = logits.index(largest)
+        else:
+            weights = [math.exp((x - largest) / self._params.temperature) for x in logits]
+            token = self._random.choices(range(VOCAB_SIZE), weights)[0]
+        if self._params.has_penalties:
+            self._history.append(token)
+        return token
+
+    def _penalize(self, logits: list[float]) -> None:
+        params, last = self._params, self._params.penalty_last_n
+        seen = self._history if last < 0 else self._history[-last:] if last else []
+        for token, count in Counter(seen).items():
+            if logits[token] > 0:
+                logits[token] /= params.repeat_penalty
+            else:
+                logits[token] *= params.repeat_penalty
+            logits[token] -= count * params.frequency_penalty + params.presence_penalty
+
+    def close(self) -> None:
+        if self.closed:
+            raise EngineError("a sampler was closed twice")
+        self.closed = True
+        self._runner.open_samplers -= 1
+
+
+class ScriptedRunner:
+    """A fake model with ``slots`` sequences of ``cells`` KV cells in all."""
+
+    def __init__(
+        self,
+        *,
+        slots: int = 1,
+        cells: int = 4096,
+        script: Script | None = None,
+        before_decode: Callable[[Sequence[BatchSlice]], None] | None = None,
+        chat_template: str | None = None,
+        architecture: str = "scripted",
+    ) -> None:
+        """``script`` forces tokens; ``before_decode`` runs in each step and may block or raise."""
+        self.info = ModelInfo(
+            architecture=architecture,
+            description="scripted",
+            trained_ctx=cells,
+            vocab_size=VOCAB_SIZE,
+            chat_template=chat_template,
+            device="cpu:0",
+            threads=1,
+            gpu_layers=0,
+        )
+        self.vocabulary = ScriptedVocabulary()
+        self.open_samplers = 0
+        self.closed = False
+        self.decoded_tokens = 0
+        self._cells = cells
+        self._script = script
+        self._before_decode = before_decode
+        self._histories: list[list[int]] = [[] for _ in range(slots)]
+        # Beside each history the checksum of each of its beginnings: a token costs the same
+        # however long the sequence has become.
+        self._checksums: list[list[int]] = [[] for _ in range(slots)]
+        # For each output: the checksum and the length of the history, and, for a script, itself.
+        self._outputs: dict[int, tuple[int, int, bytes]] = {}
+        self._aborted = threading.Event()
+
+    def new_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> ScriptedSampler:
+        self.open_samplers += 1
+        return ScriptedSampler(self, params, prompt)
+
+    def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
+        if self.closed:
+            raise EngineError("decode after close")
+        self._aborted.clear()
+        for item in batch:
+            if not item.tokens:
+                raise EngineError("an empty slice")
+            if item.position != len(self._histories[item.seq_id]):
+                raise EngineError(
+                    f"sequence {item.seq_id} continues at {len(self._histories[item.seq_id])}, "
+                    f"not {item.position}"
+                )
+        if self._before_decode is not None:
+            self._before_decode(batch)
+        if self._aborted.is_set():
+            return DecodeOutcome.ABORTED
+        if self.cells_used + sum(len(item.tokens) for item in batch) > self._cells:
+            return DecodeOutcome.NO_CELLS
+        self._outputs.clear()
+        for index, item in enumerate(batch):
+            history, checksums = self._histories[item.seq_id], self._checksums[item.seq_id]
+            for token in item.tokens:
+                before = checksums[-1] if checksums else 0
+                history.append(token)
+                checksums.append(zlib.crc32(token.to_bytes(2, "little"), before))
+            self.decoded_tokens += len(item.tokens)
+            if item.wants_output:
+                said = bytes(t for t in history if t < _BYTES) if self._script else b""
+                self._outputs[index] = (checksums[-1], len(history), said)
+        return DecodeOutcome.DONE
+
+    def logits(self, output: int) -> list[float]:
+        """A row of VOCAB_SIZE floats for a slice that wanted one."""
+        try:
+            checksum, length, said = self._outputs[output]
+        except KeyError:
+            raise EngineError(f"no logits for slice {output}") from None
+        logits = [0.0] * VOCAB_SIZE
+        forced = self._script(said, length) if self._script is not None else None
+        if forced is not None:
+            logits[forced] = 50.0
+            return logits
+        # Lower-case letters only: every answer is readable text of one byte a token.
+        for rank in range(4):
+            logits[97 + (checksum >> (8 * rank)) % 26] += 4.0 - rank
+        return logits
+
+    @property
+    def cells_used(self) -> int:
+        return sum(map(len, self._histories))
+
+    def sequence_length(self, seq_id: int) -> int:
+        return len(self._histories[seq_id])
+
+    def rewind(self, seq_id: int, length: int) -> None:
+        if length > len(self._histories[seq_id]):
+            raise EngineError(f"sequence {seq_id} cannot be rewound forward to {length}")
+        del self._histories[seq_id][length:]
+        del self._checksums[seq_id][length:]
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    def close(self) -> None:
+        self.vocabulary.closed = True
+        self.closed = True

@@ -1,0 +1,241 @@
+"""EngineWorker: the operating-system thread that owns one model.
+
+It loads the model, steps the scheduler and frees the model, all on its own thread, so that device
+memory is allocated and released where it is used. The loop is: take the inbox, step, deliver. One
+delivery per step, however many sequences it moved; the inbox is taken between steps, so that a
+cancellation waits for one step at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from attrs import frozen
+
+from ..generation.request import PreparedPrompt
+from ..generation.status import EngineStatistics
+from .admission import Hold, KVLedger
+from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
+from .scheduler import Delivery, Scheduler
+from .sequence import Sequence
+
+log = logging.getLogger("dflash_trio.engine")
+
+
+@frozen
+class LoadedModel:
+    """A model that is ready: what the worker runs and what the other floors may see of it."""
+
+    runner: ModelRunner
+    ledger: KVLedger
+    chunk: int
+    warnings: tuple[str, ...] = ()
+
+
+Load = Callable[[Callable[[float], None], threading.Event], LoadedModel]
+"""(progress callback, stop event) -> loaded model. Runs on the worker's thread."""
+
+
+class LoopGone(Exception):
+    """Raised by ``deliver`` when the event loop has ended: the thread only cleans up then."""
+
+
+# ------------------------------------------------------------------- worker -> event loop
+
+
+@frozen
+class LoadProgress:
+    fraction: float
+
+
+@frozen
+class Ready:
+    info: ModelInfo
+    vocabulary: Vocabulary
+    ledger: KVLedger
+    warnings: tuple[str, ...]
+
+
+@frozen
+class Died:
+    """The thread is about to end for a reason other than being told to."""
+
+    message: str
+    while_loading: bool
+
+
+@frozen
+class Ended:
+    """The model is freed; nothing more comes."""
+
+
+Outgoing = LoadProgress | Ready | Delivery | Died | Ended
+
+
+# ------------------------------------------------------------------- event loop -> worker
+
+
+@frozen
+class _Submit:
+    generation_id: int
+    prepared: PreparedPrompt
+    hold: Hold
+
+
+@frozen
+class _Cancel:
+    generation_id: int
+
+
+@frozen
+class _FinalizeAll:
+    pass
+
+
+@frozen
+class _Stop:
+    pass
+
+
+class EngineWorker:
+    """One model's thread. ``deliver`` is called on it, once per step; it must not block."""
+
+    def __init__(self, name: str, load: Load, deliver: Callable[[Outgoing], None]) -> None:
+        self._name = name
+        self._load = load
+        self._deliver = deliver
+        # Unbounded, but bounded by its writers: one submit and one cancel for each reservation.
+        self._inbox: queue.SimpleQueue[_Submit | _Cancel | _FinalizeAll | _Stop] = (
+            queue.SimpleQueue()
+        )
+        self._stop_loading = threading.Event()
+        self._runner: ModelRunner | None = None
+        self.statistics = EngineStatistics()
+        """Published whole after each step; read from any thread."""
+        # Guards the pair below, held for bookkeeping only: an abort must never hit a batch that
+        # somebody else has a share in, so "who is in the batch" and the abort itself go together.
+        self._batch_lock = threading.Lock()
+        self._in_batch: frozenset[int] = frozenset()
+        self._cancelled: set[int] = set()
+
+    # ------------------------------------------------------------- called from the event loop
+
+    def submit(self, generation_id: int, prepared: PreparedPrompt, hold: Hold) -> None:
+        self._inbox.put(_Submit(generation_id, prepared, hold))
+
+    def cancel(self, generation_id: int) -> None:
+        """Retire a generation at the next step; at once when nobody else shares the step."""
+        with self._batch_lock:
+            self._cancelled.add(generation_id)
+            # Before the abort: the worker looks into its inbox right after an aborted step, and
+            # must find there that nobody of that batch goes on.
+            self._inbox.put(_Cancel(generation_id))
+            if self._in_batch and self._in_batch <= self._cancelled and self._runner is not None:
+                self._runner.abort()
+
+    def finalize_all(self) -> None:
+        self._inbox.put(_FinalizeAll())
+
+    def stop(self) -> None:
+        """End the thread: loading is given up, running generations are failed. Idempotent."""
+        self._stop_loading.set()
+        with self._batch_lock:
+            # As in cancel(): first the message, then the abort. Nobody of the batch goes on.
+            self._inbox.put(_Stop())
+            if self._in_batch and self._runner is not None:
+                self._runner.abort()
+
+    # ------------------------------------------------------------------- the thread itself
+
+    def run(self) -> None:
+        """The thread's whole life. Never raises; what goes wrong is delivered as Died."""
+        with contextlib.suppress(LoopGone):
+            try:
+                self._run()
+            except (LoadingStopped, LoopGone):
+                pass
+            except BaseException as error:
+                self._report_death(error)
+            finally:
+                self._close_runner()
+                self._deliver(Ended())
+
+    def _close_runner(self) -> None:
+        try:
+            if self._runner is not None:
+                self._runner.close()
+        except Exception:
+            log.exception("the engine of %s could not be freed", self._name)
+
+    def _report_death(self, error: BaseException) -> None:
+        loading = self._runner is None
+        if not isinstance(error, ModelLoadError):
+            log.error("the engine of %s died", self._name, exc_info=error)
+        self._deliver(Died(str(error) or type(error).__name__, while_loading=loading))
+
+    def _run(self) -> None:
+        model = self._load(self._report_progress, self._stop_loading)
+        self._runner = runner = model.runner
+        if self._stop_loading.is_set():
+            raise LoadingStopped
+        scheduler = Scheduler(runner, model.ledger, chunk=model.chunk, on_batch=self._on_batch)
+        self._deliver(Ready(runner.info, runner.vocabulary, model.ledger, model.warnings))
+        try:
+            while self._take_inbox(scheduler):
+                if not scheduler.idle:
+                    scheduler.step()
+                self._publish(scheduler)
+                if scheduler.idle:
+                    scheduler.check_idle()
+        except LoopGone:
+            raise
+        except BaseException as error:
+            # First that the engine is lost: nobody may be admitted here to what the generations
+            # that fail by it are about to give back.
+            self._report_death(error)
+            scheduler.fail_all(f"the engine failed: {error}")
+            self._publish(scheduler)
+            return
+        scheduler.fail_all("the server stopped")
+        self._publish(scheduler)
+
+    def _take_inbox(self, scheduler: Scheduler) -> bool:
+        """Handle every message that is there, waiting for one when there is nothing to run.
+
+        False: stop.
+        """
+        block = scheduler.idle
+        while True:
+            try:
+                message = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            block = False
+            match message:
+                case _Submit(generation_id, prepared, hold):
+                    scheduler.add(Sequence(generation_id, prepared, hold))
+                case _Cancel(generation_id):
+                    scheduler.cancel(generation_id)
+                    with self._batch_lock:
+                        self._cancelled.discard(generation_id)
+                case _FinalizeAll():
+                    scheduler.finalize_all()
+                case _Stop():
+                    return False
+
+    def _on_batch(self, generations: frozenset[int]) -> None:
+        with self._batch_lock:
+            self._in_batch = generations
+
+    def _publish(self, scheduler: Scheduler) -> None:
+        self.statistics = scheduler.statistics()
+        events = scheduler.take_events()
+        if events:
+            self._deliver(events)
+
+    def _report_progress(self, fraction: float) -> None:
+        self._deliver(LoadProgress(fraction))

@@ -1,0 +1,184 @@
+"""ServedModel: a loaded model with everything a request needs of it, and nothing it does not.
+
+Ties one block of the configuration to its tokenizer, its template, its defaults, its ledger and
+its engine. Preparing a prompt is pure and thread-safe, so it can run off the event loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ..config import ModelConfig
+from ..engine.admission import KVLedger
+from ..engine.client import EngineClient
+from ..engine.model_runner import EngineError, ModelInfo, Vocabulary
+from ..generation.errors import InvalidRequest
+from ..generation.request import GenerationRequest, PreparedPrompt, resolve_sampling
+from ..generation.status import ModelStatus, PlacementStatus
+from ..text.builtin_templates import default_template
+from ..text.chat_template import ChatTemplate, TemplateRefused
+from ..text.control_tokens import Segment
+from ..text.messages import normalise
+
+DEFAULT_MAX_TOKENS = 16000
+"""For requests that name no limit, on models whose room is larger."""
+
+
+class ServedModel:
+    """One model that answers requests. Make it when its engine is ready, on a worker thread:
+    compiling the template of a large vocabulary takes tens of milliseconds.
+
+    Raises text.TemplateError for a template that does not compile.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        client: EngineClient,
+        *,
+        info: ModelInfo,
+        vocabulary: Vocabulary,
+        ledger: KVLedger,
+        template_source: str | None = None,
+    ) -> None:
+        """``template_source``: the operator's own template, over the file's and the built-in."""
+        self.config = config
+        self.client = client
+        self.info = info
+        self.ledger = ledger
+        self._vocabulary = vocabulary
+        self._token_of = vocabulary.control_tokens
+        literals = {token: literal for literal, token in vocabulary.control_tokens.items()}
+        self._template_stops: tuple[str, ...] = ()
+        if template_source is not None:
+            self.template_origin = f"file {config.chat_template_file}"
+        elif info.chat_template is not None:
+            template_source = info.chat_template
+            self.template_origin = "model file"
+        else:
+            built_in = default_template(info.architecture)
+            template_source = built_in.source
+            self.template_origin = f"built-in {built_in.name}"
+            # A turn's end that is no token of this vocabulary is written as text, and must be
+            # found as text.
+            self._template_stops = tuple(
+                stop for stop in built_in.stop_strings if stop not in vocabulary.control_tokens
+            )
+        self._template = ChatTemplate(
+            template_source,
+            bos_token=literals.get(vocabulary.bos, "") if vocabulary.bos is not None else "",
+            eos_token=literals.get(vocabulary.eos, "") if vocabulary.eos is not None else "",
+            label=config.block_label,
+            control_literals=vocabulary.control_tokens,
+        )
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def healthy(self) -> bool:
+        return self.client.healthy
+
+    # ------------------------------------------------------------------------- preparing
+
+    def prepare(self, request: GenerationRequest) -> PreparedPrompt:
+        """Render and tokenize a request as this model reads it.
+
+        CPU-bound, milliseconds to a second: call it off the event loop. Raises InvalidRequest
+        for what this model's template, vocabulary or limits refuse.
+        """
+        tokens = self.tokenize_chat(request)
+        default = self.config.default_max_tokens or min(DEFAULT_MAX_TOKENS, self.ledger.room)
+        wanted = request.max_tokens or default
+        sampling = resolve_sampling(request.sampling, self.config.sampling)
+        for token, _ in sampling.logit_bias:
+            if not 0 <= token < self._vocabulary.size:
+                raise InvalidRequest(
+                    f"logit_bias names token {token}, but {self.name} has only "
+                    f"{self._vocabulary.size} tokens.",
+                    param="logit_bias",
+                )
+        return PreparedPrompt(
+            tokens=tokens,
+            # A huge number becomes an ordinary one, but stays beyond what is left: cut to that, a
+            # model with little headroom for this prompt would look like one with all of it.
+            max_tokens=min(wanted, max(self.ledger.room, self.ledger.decode_headroom)),
+            sampling=sampling,
+            stop=(*request.stop, *self._template_stops),
+            ignore_eos=request.ignore_eos,
+            n=request.n,
+        )
+
+    def tokenize_chat(self, request: GenerationRequest) -> tuple[int, ...]:
+        """The prompt's tokens, with exactly one BOS if the model wants one."""
+        try:
+            rendered = self._template.render(
+                normalise(request.messages),
+                add_generation_prompt=not request.continue_final,
+                continue_final=request.continue_final,
+                extra=request.template_arguments,
+            )
+        except TemplateRefused as error:
+            raise InvalidRequest(
+                f"The chat template of {self.name} refuses this conversation: {error}",
+                param="messages",
+            ) from error
+        try:
+            tokens = self._with_one_bos(self._tokenize(rendered.segments))
+        except EngineError as error:
+            # The model went away meanwhile; the router asks for its health before using this.
+            raise InvalidRequest(f"{self.name} cannot tokenize the prompt: {error}") from error
+        if not tokens:
+            # An engine cannot decode nothing.
+            raise InvalidRequest(
+                f"The chat template of {self.name} makes an empty prompt of this conversation.",
+                param="messages",
+            )
+        return tokens
+
+    def _tokenize(self, segments: Iterable[Segment]) -> list[int]:
+        tokens: list[int] = []
+        for segment in segments:
+            if segment.control:
+                tokens.append(self._token_of[segment.text])
+            else:
+                # Text only: a control token's literal in here was written by a client.
+                tokens += self._vocabulary.tokenize(segment.text, parse_special=False)
+        return tokens
+
+    def _with_one_bos(self, tokens: list[int]) -> tuple[int, ...]:
+        bos = self._vocabulary.bos
+        if bos is None:
+            return tuple(tokens)
+        start = 0
+        while start < len(tokens) and tokens[start] == bos:
+            start += 1
+        if start or self._vocabulary.adds_bos:
+            return (bos, *tokens[start:])
+        return tuple(tokens) if tokens else (bos,)
+
+    # ------------------------------------------------------------------------ inspection
+
+    def status(self, priority: int, phases: Iterable[str]) -> ModelStatus:
+        """A snapshot. ``phases``: of this model's reservations."""
+        in_flight = dict.fromkeys(("reserved", "prefill", "decode", "draining"), 0)
+        in_flight.update(Counter(phases))
+        return ModelStatus(
+            name=self.name,
+            aliases=self.config.aliases,
+            path=self.config.path,
+            architecture=self.info.architecture,
+            placement=PlacementStatus(self.info.device, self.info.threads, self.info.gpu_layers),
+            priority=priority,
+            max_ctx=self.ledger.max_ctx,
+            trained_ctx=self.info.trained_ctx,
+            ledger=self.ledger.statistics(),
+            engine=self.client.statistics,
+            in_flight=in_flight,
+            healthy=self.healthy,
+            unhealthy_reason=self.client.unhealthy_reason,
+            drains=self.config.sigterm_policy == "drain",
+            chat_template=self.template_origin,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for warning in launch.warnings:
         sys.stderr.write(f"{PROGRAM}: warning: {warning}\n")
+
+    # Until the event loop listens for signals itself, one just ends the process, in good order.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
 
     # The server brings trio, quart and llama.cpp with it: help and refusals do without.
     from dflash_trio.server import check_launch, list_devices, run_server

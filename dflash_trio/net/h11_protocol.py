@@ -383,7 +383,12 @@ class JSONErrorH11Protocol(H11Protocol):
             await self.send(Closed())
             return
         self._request_method, self._request_id = b"", ""
-        await super()._maybe_recycle()
+        # This runs in the application's task, and tells the application that its request is over:
+        # quart-trio then cancels that task, in the middle of this. The timer of the idle connection
+        # would not start, and nothing would ever close the connection. Shielded; bound: it waits
+        # for locks and the start of a task only, never for the peer.
+        with trio.CancelScope(shield=True):
+            await super()._maybe_recycle()
         if self.connection.their_state is h11.IDLE and self.connection.trailing_data[0]:
             # A pipelined request waits, and the reader is most likely blocked on the socket.
             self.task_group.spawn(self._handle_events)

@@ -1,0 +1,90 @@
+"""Who may call: API keys, and the guard of a local server against a web page's requests."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from urllib.parse import urlsplit
+
+from attrs import frozen
+from werkzeug.datastructures import Headers
+
+from .error_responses import ErrorAnswer, http_answer
+
+OPEN_PATHS = frozenset({"/health", "/v1/health"})
+"""What needs no key."""
+
+
+@frozen
+class AccessPolicy:
+    """The listener's rules. ``local_only``: bound to loopback, so foreign pages are refused."""
+
+    api_keys: tuple[bytes, ...]
+    local_only: bool
+
+    def refusal(self, path: str, headers: Headers) -> ErrorAnswer | None:
+        """Why a request is not let in; ``None`` when it is."""
+        if self.api_keys:
+            if path in OPEN_PATHS or self._has_key(headers):
+                return None
+            return http_answer(
+                401,
+                "This server wants an API key: send it as Authorization: Bearer KEY or as "
+                "x-api-key: KEY.",
+                {"www-authenticate": "Bearer"},
+            )
+        if self.local_only:
+            # DNS rebinding: a page of some site, whose name now resolves to this machine.
+            host, origin = headers.get("Host"), headers.get("Origin")
+            if host is not None and not _is_local_host(host):
+                return http_answer(
+                    403, "This server answers to local host names only; set an API key to open it."
+                )
+            if origin is not None and not _is_local_origin(origin):
+                return http_answer(403, "Requests of web pages from elsewhere are not answered.")
+        return None
+
+    def _has_key(self, headers: Headers) -> bool:
+        """Compared as bytes, each with every key, in time that does not tell where they differ."""
+        offered: list[str] = []
+        authorization = headers.get("Authorization")
+        if authorization is not None:
+            scheme, _, credential = authorization.partition(" ")
+            if scheme.lower() == "bearer":
+                offered.append(credential.strip())
+        api_key = headers.get("X-Api-Key")
+        if api_key is not None:
+            offered.append(api_key)
+        granted = False
+        for text in offered:
+            # Header values reach us decoded as latin-1: this restores the bytes that were sent.
+            raw = text.encode("latin-1", "replace")
+            for key in self.api_keys:
+                granted |= hmac.compare_digest(raw, key)
+        return granted
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name is this machine's own, reachable from nowhere else."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_local_host(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    return name is not None and is_loopback(name)
+
+
+def _is_local_origin(origin: str) -> bool:
+    try:
+        name = urlsplit(origin).hostname
+    except ValueError:
+        return False
+    return name is not None and is_loopback(name)

@@ -1,0 +1,120 @@
+"""The domain's errors as HTTP answers, in the shape of the API that was called."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from attrs import field, frozen
+
+from ..generation.errors import (
+    Draining,
+    EngineFailed,
+    GenerationError,
+    InvalidRequest,
+    Loading,
+    PreparationFull,
+    PromptTooLong,
+    QueueFull,
+    Unhealthy,
+)
+
+
+@frozen
+class ErrorAnswer:
+    """An error, not yet in any API's shape."""
+
+    status: int
+    message: str
+    kind: str
+    """OpenAI's ``type``."""
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
+    """Seconds for the ``Retry-After`` header."""
+    closes: bool = False
+    """Whether the connection ends with it."""
+    headers: dict[str, str] = field(factory=dict)
+
+    def openai_body(self) -> dict[str, Any]:
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def all_headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json", **self.headers}
+        if self.retry_after is not None:
+            headers["retry-after"] = str(self.retry_after)
+        if self.closes:
+            headers["connection"] = "close"
+        return headers
+
+    def openai_json(self) -> str:
+        return json.dumps(self.openai_body(), ensure_ascii=True)
+
+
+_UNAVAILABLE: dict[type[GenerationError], tuple[str, int]] = {
+    # error -> (code, seconds to retry after)
+    QueueFull: ("queue_full", 1),
+    PreparationFull: ("queue_full", 2),
+    Draining: ("server_shutting_down", 5),
+    Loading: ("model_loading", 5),
+    Unhealthy: ("model_unhealthy", 30),
+}
+
+
+def answer_for(error: GenerationError) -> ErrorAnswer:
+    """The HTTP answer of a domain error."""
+    message = str(error)
+    for kind, (code, seconds) in _UNAVAILABLE.items():
+        if isinstance(error, kind):
+            return ErrorAnswer(
+                503,
+                message,
+                "server_error",
+                code=code,
+                retry_after=seconds,
+                closes=isinstance(error, Draining),
+            )
+    if isinstance(error, PromptTooLong):
+        return ErrorAnswer(
+            400,
+            message,
+            "invalid_request_error",
+            param="messages",
+            code="context_length_exceeded",
+        )
+    if isinstance(error, InvalidRequest):
+        return ErrorAnswer(
+            400, message, "invalid_request_error", param=error.param, code=error.code
+        )
+    if isinstance(error, EngineFailed):
+        return ErrorAnswer(500, message, "server_error", code="engine_failed")
+    return ErrorAnswer(500, message, "server_error")
+
+
+def http_answer(status: int, message: str, headers: dict[str, str] | None = None) -> ErrorAnswer:
+    """The answer for an error of HTTP itself: 404, 405, 408, 413, 415, ..."""
+    code = {
+        401: "invalid_api_key",
+        403: "forbidden",
+        404: "not_found",
+        405: "method_not_allowed",
+        408: "request_timeout",
+        413: "request_too_large",
+        415: "unsupported_media_type",
+    }.get(status)
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    # A body that was not read to its end must not be taken for the next request.
+    closes = status in (408, 413)
+    return ErrorAnswer(status, message, kind, code=code, closes=closes, headers=headers or {})
+
+
+INTERNAL_ERROR = ErrorAnswer(
+    500, "The server failed on this request; its log says why.", "server_error"
+)

@@ -1,0 +1,75 @@
+"""Reading a request's body: bounded in size, in time, and in what a shutdown waits for."""
+
+from __future__ import annotations
+
+import trio
+from quart import Request
+from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout, UnsupportedMediaType
+
+from ..generation.errors import Draining
+from ..routing.request_scope import RequestScope
+
+SLOWEST_BODY = 1024
+"""Bytes per second on average, once the first ``stall_timeout`` seconds are over."""
+
+
+async def read_body(
+    request: Request, scope: RequestScope, *, max_bytes: int, stall_timeout: float
+) -> bytes:
+    """The whole body. Counts it as held in ``scope``.
+
+    Raises werkzeug's 413, 415 and 408 errors, PreparationFull, and Draining when the server
+    begins to shut down before the body has come. Takes no slot and no place in the queue.
+    """
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType(
+            f"Bodies with Content-Encoding {encoding} are not read: send it uncompressed."
+        )
+    announced = request.content_length
+    if announced is not None and announced > max_bytes:
+        raise _too_large(max_bytes)
+    scope.hold_body(announced or 0)
+    send_continue = request.scope["state"].get("send_continue")
+    if send_continue is not None:
+        await send_continue()
+
+    data = bytearray()
+    outcome = "cut"
+    # Errors are raised after the nursery, which would wrap them in a group.
+    async with trio.open_nursery() as nursery:
+
+        async def give_up_when_draining() -> None:
+            await scope.router.wait_draining()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(give_up_when_draining)
+        begin = trio.current_time()
+        with trio.move_on_after(stall_timeout) as patience:
+            try:
+                async for part in request.body:
+                    data += part
+                    if len(data) > max_bytes:
+                        outcome = "too large"
+                        break
+                    patience.deadline = begin + stall_timeout + len(data) / SLOWEST_BODY
+                else:
+                    outcome = "whole"
+            except RequestEntityTooLarge:
+                outcome = "too large"
+        if patience.cancelled_caught:
+            outcome = "too slow"
+        nursery.cancel_scope.cancel()
+    if outcome == "whole":
+        if announced is None:
+            scope.hold_body(len(data))
+        return bytes(data)
+    if outcome == "too large":
+        raise _too_large(max_bytes)
+    if outcome == "too slow":
+        raise RequestTimeout("The request body came too slowly or stopped.")
+    raise Draining
+
+
+def _too_large(max_bytes: int) -> RequestEntityTooLarge:
+    return RequestEntityTooLarge(f"The request body is larger than {max_bytes} bytes.")

@@ -1,0 +1,177 @@
+"""From parsed JSON to attrs classes, with errors that name the field and the index.
+
+cattrs does the walking; here are only the strict rules (a boolean is no number, a string is no
+number, an integer is no string) and the translation of its errors into one sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import attrs
+import cattrs
+from cattrs.errors import ClassValidationError, IterableValidationError
+
+from ..generation.errors import InvalidRequest
+from .json_body import json_type_name
+
+T = TypeVar("T")
+
+
+class FieldProblem(ValueError):
+    """A field's value is wrong. ``where``: path inside the value, ``""`` for itself."""
+
+    def __init__(self, problem: str, where: str = "") -> None:
+        super().__init__(problem)
+        self.where = where
+
+
+def structure(cls: type[T], data: dict[str, Any]) -> T:
+    """Build ``cls`` from a JSON object. Unknown keys are ignored.
+
+    Raises InvalidRequest naming the first wrong field, as ``messages[1].content``.
+    """
+    try:
+        return converter.structure(data, cls)
+    except (ClassValidationError, IterableValidationError) as error:
+        path, problem = _first_problem(error, "")
+    except FieldProblem as error:
+        path, problem = error.where, str(error)
+    raise InvalidRequest(f"{path}: {problem}." if path else f"{problem}.", param=path or None)
+
+
+def in_range(
+    low: float | None, high: float | None = None, *, exclusive_low: bool = False
+) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+    """An attrs validator for optional numbers within closed bounds."""
+
+    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if value is None:
+            return
+        too_low = low is not None and (value <= low if exclusive_low else value < low)
+        if too_low or (high is not None and value > high):
+            above = f"more than {low}" if exclusive_low else f"at least {low}"
+            if high is None:
+                bounds = above
+            elif exclusive_low:
+                bounds = f"{above} and at most {high}"
+            else:
+                bounds = f"from {low} to {high}"
+            raise FieldProblem(f"must be {bounds}, not {shown_number(value)}", attribute.name)
+
+    return check
+
+
+def shown_number(value: float) -> str:
+    """A number for an error message, short however many digits it has."""
+    text = str(value)
+    return text if len(text) <= 30 else f"a number of {len(text)} digits"
+
+
+def _first_problem(error: BaseException, path: str) -> tuple[str, str]:
+    """The path and sentence of the first leaf of cattrs' exception tree."""
+    if isinstance(error, ClassValidationError):
+        located, unlocated = error.group_exceptions()
+        if located:
+            inner, note = located[0]
+            return _first_problem(inner, f"{path}.{note.name}" if path else note.name)
+        return _first_problem(unlocated[0], path)
+    if isinstance(error, IterableValidationError):
+        elements, rest = error.group_exceptions()
+        if elements:
+            inner, element = elements[0]
+            return _first_problem(inner, f"{path}[{element.index}]")
+        return _first_problem(rest[0], path)
+    if isinstance(error, FieldProblem):
+        where = error.where
+        if where and path:
+            where = path + (where if where[0] in "[." else f".{where}")
+        return where or path, str(error)
+    if isinstance(error, KeyError):  # cattrs looked for a key that is not there
+        return path, "is required"
+    return path, str(error)
+
+
+def _integer(value: Any, _: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise FieldProblem(f"must be an integer, not {_with_value(value)}")
+    return value
+
+
+def _number(value: Any, _: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise FieldProblem(f"must be a number, not {json_type_name(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise FieldProblem("is too large a number") from None
+    if not math.isfinite(number):
+        raise FieldProblem("must be a finite number")
+    return number
+
+
+def _string(value: Any, _: Any) -> str:
+    if not isinstance(value, str):
+        raise FieldProblem(f"must be a string, not {json_type_name(value)}")
+    return value
+
+
+def _boolean(value: Any, _: Any) -> bool:
+    if not isinstance(value, bool):
+        raise FieldProblem(f"must be true or false, not {json_type_name(value)}")
+    return value
+
+
+def _with_value(value: Any) -> str:
+    return str(value) if isinstance(value, float) else json_type_name(value)
+
+
+converter = cattrs.Converter(detailed_validation=True)
+"""Structures requests; dialects register hooks for their unions here."""
+converter.register_structure_hook(int, _integer)
+converter.register_structure_hook(float, _number)
+converter.register_structure_hook(str, _string)
+converter.register_structure_hook(bool, _boolean)
+
+
+def _strict_tuple(hook_type: Any) -> Callable[[Any, Any], Any]:
+    element = hook_type.__args__[0]
+
+    def structure_tuple(value: Any, _: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise FieldProblem(f"must be an array, not {json_type_name(value)}")
+        items = []
+        for index, item in enumerate(value):
+            try:
+                items.append(converter.structure(item, element))
+            except (ClassValidationError, IterableValidationError, FieldProblem) as error:
+                path, problem = _first_problem(error, f"[{index}]")
+                raise FieldProblem(problem, path) from None
+        return tuple(items)
+
+    return structure_tuple
+
+
+def _is_homogeneous_tuple(kind: Any) -> bool:
+    return getattr(kind, "__origin__", None) is tuple and kind.__args__[-1:] == (Ellipsis,)
+
+
+converter.register_structure_hook_factory(_is_homogeneous_tuple, _strict_tuple)
+
+
+def _strict_class(cls: Any) -> Callable[[Any, Any], Any]:
+    from cattrs.gen import make_dict_structure_fn
+
+    build = make_dict_structure_fn(cls, converter)
+
+    def structure_class(value: Any, kind: Any) -> Any:
+        if not isinstance(value, dict):
+            raise FieldProblem(f"must be an object, not {json_type_name(value)}")
+        return build(value, kind)
+
+    return structure_class
+
+
+converter.register_structure_hook_factory(attrs.has, _strict_class)

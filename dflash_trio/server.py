@@ -1,0 +1,348 @@
+"""The composition root: builds every part, and owns the order in which they live and die.
+
+Nothing here decides anything about a request. It binds, loads, serves, drains and exits:
+
+* bound before anything loads, so that a taken port costs no loading;
+* engines live in the outermost nursery, connections inside it, so that an engine outlives every
+  request that may still hold something of it;
+* the process ends when the last connection has, and after that the last engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterable, Callable
+from functools import partial
+from typing import NoReturn
+
+import trio
+
+from .api.access import AccessPolicy, is_loopback
+from .api.app import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL, DflashApp
+from .config import ModelConfig, ServerConfig
+from .engine.admission import KVLedger
+from .engine.client import EngineClient
+from .engine.llama_abi import gpu_devices
+from .engine.llama_runner import LlamaRunner, LlamaSpec, resolve_device
+from .engine.model_file import ModelFileError, check_model_file
+from .engine.model_runner import ModelLoadError
+from .engine.worker import Load, LoadedModel, Ready
+from .generation.status import ServerStatus
+from .load_progress import LoadProgress
+from .log_setup import set_up_logging
+from .net.connection_server import ConnectionServer, server_ssl_context
+from .net.listener import BindError, BoundListeners, bind_listeners
+from .routing.drain import DrainController
+from .routing.router import Router, usable_cores
+from .routing.served_model import ServedModel
+from .text.chat_template import TemplateError
+
+log = logging.getLogger("dflash_trio")
+
+EXIT_FAILED, EXIT_USAGE, EXIT_FORCED = 1, 2, 130
+SWITCH_INTERVAL = 0.0005
+"""Seconds a thread may keep the interpreter while another wants it. Python's own 5 ms would let
+the event loop hold up a finished decode for longer than the decode took."""
+
+
+class StartupError(Exception):
+    """The launch cannot start as configured. One line for the operator; exit code 2."""
+
+
+# ------------------------------------------------------------------------------ entry points
+
+
+def run_server(config: ServerConfig) -> int:
+    """Serve until told to stop; the process's exit code. Blocks."""
+    set_up_logging(config.log_format, config.log_level)
+    try:
+        loads = _check(config)
+    except StartupError as error:
+        return _fail(error)
+    return serve(config, loads)
+
+
+def serve(config: ServerConfig, loads: list[tuple[ModelConfig, Load]]) -> int:
+    """Bind, load by ``loads`` (blocks in priority order), serve, drain; the exit code. Blocks."""
+    try:
+        listeners = _bind(config)
+    except StartupError as error:
+        return _fail(error)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    server = Server(config, listeners, loads)
+    try:
+        code = trio.run(server.run)
+    finally:
+        listeners.close()
+        # Nothing is left to end: a late signal must not change the exit code. (Ignored rather than
+        # handled, since Python puts back the deadly default for handled ones when it finishes.)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+    if server.abandoned_engines:
+        # Their threads may sit in native code for ever: a normal exit could wait for them.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(EXIT_FAILED)
+    return code
+
+
+def check_launch(config: ServerConfig) -> int:
+    """Check everything that can be checked without loading; 0, or 2 with the reason on stderr."""
+    set_up_logging(config.log_format, config.log_level)
+    try:
+        _check(config)
+    except StartupError as error:
+        return _fail(error)
+    names = ", ".join(model.name for model in config.models)
+    sys.stdout.write(f"The launch is fine. It loads: {names}\n")
+    return 0
+
+
+def list_devices() -> int:
+    """Print the devices that blocks may be placed on."""
+    for device in gpu_devices():
+        sys.stdout.write(
+            f"{device.name}\t{device.description}\t"
+            f"{device.free_memory // 2**20} of {device.total_memory // 2**20} MiB free\n"
+        )
+    sys.stdout.write(f"cpu:0\tCPU, {usable_cores()} usable cores (cpu:N only tells blocks apart)\n")
+    return 0
+
+
+def _fail(error: Exception) -> int:
+    sys.stderr.write(f"dflash-server: error: {error}\n")
+    return EXIT_USAGE
+
+
+# --------------------------------------------------------------------- checks before loading
+
+
+def _check(config: ServerConfig) -> list[tuple[ModelConfig, Load]]:
+    """What every loaded block will run. Raises StartupError."""
+    cpu_blocks = 0
+    for model in config.models:
+        try:
+            check_model_file(model.path)
+            cpu_blocks += resolve_device(model.target_device) is None
+        except (ModelFileError, ModelLoadError) as error:
+            raise StartupError(f"{model.block_label}: {error}") from error
+    threads = max(1, usable_cores() // max(1, cpu_blocks))
+    return [(model, partial(load_llama, model, threads)) for model in config.models]
+
+
+def _bind(config: ServerConfig) -> BoundListeners:
+    listener = config.listener
+    try:
+        return bind_listeners(listener.host, listener.port, tls=listener.tls_cert is not None)
+    except BindError as error:
+        raise StartupError(str(error)) from error
+
+
+def load_llama(
+    model: ModelConfig,
+    default_threads: int,
+    on_progress: Callable[[float], None],
+    stopped: threading.Event,
+) -> LoadedModel:
+    """Load a block's model with llama.cpp. Runs on its worker's thread."""
+    spec = LlamaSpec(
+        path=model.path,
+        device=model.target_device,
+        slots=model.max_concurrency,
+        max_ctx=model.max_ctx,
+        pool=model.kv_pool_tokens,
+        chunk=model.chunk,
+        threads=model.threads or default_threads,
+        cache_type_k=model.cache_type_k,
+        cache_type_v=model.cache_type_v,
+        flash_attn=model.flash_attn,
+        gpu_layers=model.gpu_layers,
+        mmap=model.mmap,
+        mlock=model.mlock,
+        rope_freq_base=model.rope_freq_base,
+        rope_freq_scale=model.rope_freq_scale,
+    )
+    runner = LlamaRunner(spec, on_progress=on_progress, stopped=stopped)
+    ledger = KVLedger(
+        slots=model.max_concurrency,
+        pool=runner.pool,
+        max_ctx=runner.max_ctx,
+        decode_headroom=model.decode_headroom,
+    )
+    return LoadedModel(runner, ledger, model.chunk, tuple(spec.warnings))
+
+
+# ------------------------------------------------------------------------------- the server
+
+
+class Server:
+    """One launch, from bound listeners to the exit code.
+
+    ``loads``: for each block in priority order, what its worker runs first. Owns the listeners.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        listeners: BoundListeners,
+        loads: list[tuple[ModelConfig, Load]],
+    ) -> None:
+        self._config = config
+        self._listeners = listeners
+        self._progress = {model.name: LoadProgress(model.name) for model, _ in loads}
+        self._clients = [
+            EngineClient(model.name, load, on_progress=self._progress[model.name])
+            for model, load in loads
+        ]
+        self._models = [model for model, _ in loads]
+        self._failure: str | None = None
+
+    @property
+    def abandoned_engines(self) -> list[str]:
+        """Models whose threads did not end when told to."""
+        return [client.name for client in self._clients if client.abandoned]
+
+    async def run(self) -> int:
+        """Serve until the last connection after a shutdown has ended; the exit code."""
+        listener = self._config.listener
+        self._router = Router(queue_limit=listener.routing_queue_limit)
+        app = DflashApp(
+            self._router,
+            self.status,
+            access=AccessPolicy(
+                api_keys=listener.api_keys,
+                # A web page can reach a loopback port, but no socket file.
+                local_only=not listener.api_keys and is_loopback(listener.host),
+            ),
+            max_body_bytes=listener.max_body_bytes,
+            stall_timeout=listener.client_stall_timeout,
+            first_byte_patience=FIRST_BYTE_PATIENCE,
+            keep_alive_interval=KEEP_ALIVE_INTERVAL,
+        )
+        ssl_context = None
+        if listener.tls_cert is not None and listener.tls_key is not None:
+            try:
+                ssl_context = server_ssl_context(listener.tls_cert, listener.tls_key)
+            except OSError as error:
+                return _fail(StartupError(f"--tls-cert and --tls-key cannot be used: {error}"))
+        connections = ConnectionServer(
+            app,
+            listeners=self._listeners,
+            stall_timeout=listener.client_stall_timeout,
+            max_connections=listener.max_connections,
+            ssl_context=ssl_context,
+        )
+        drain = DrainController(
+            self._router,
+            connections,
+            drain_timeout=listener.drain_timeout,
+            exit_now=self._exit_now,
+        )
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            await self._live(connections, drain, signals)
+        if self._failure is not None:
+            log.error("%s", self._failure)
+            return EXIT_FAILED
+        for name in self.abandoned_engines:
+            log.error("the engine of %s did not end in time and was abandoned", name)
+        log.info("bye")
+        return 0
+
+    async def _live(
+        self, connections: ConnectionServer, drain: DrainController, signals: AsyncIterable[int]
+    ) -> None:
+        async with trio.open_nursery() as outer:
+            outer.start_soon(drain.watch, signals)
+            async with trio.open_nursery() as engines:
+                async with trio.open_nursery() as front:
+                    addresses = await front.start(connections.serve)
+                    for address in addresses:
+                        sys.stdout.write(f"dflash-server listens on {address}\n")
+                    sys.stdout.flush()
+                    await self._load_until_drained(engines, drain)
+                    if self._failure is not None:
+                        await drain.begin()
+                # No connection is left, so nobody reads a vocabulary or waits for a retirement.
+                for client in self._clients:
+                    client.stop()
+            outer.cancel_scope.cancel()
+
+    async def _load_until_drained(self, engines: trio.Nursery, drain: DrainController) -> None:
+        """Load the models one after the other, unless a signal comes first."""
+        async with trio.open_nursery() as loading:
+
+            async def give_up() -> None:
+                await drain.draining.wait()
+                loading.cancel_scope.cancel()
+
+            loading.start_soon(give_up)
+            served: list[ServedModel] = []
+            for model, client in zip(self._models, self._clients, strict=True):
+                try:
+                    ready: Ready = await engines.start(client.run)
+                    served.append(await trio.to_thread.run_sync(self._serve, model, client, ready))
+                except (ModelLoadError, TemplateError) as error:
+                    self._failure = f"{model.block_label}: {error}"
+                    break
+                self._announce(served[-1], ready)
+            else:
+                self._router.open(served)
+                log.info("ready: %s", " before ".join(model.name for model in served))
+            loading.cancel_scope.cancel()
+
+    @staticmethod
+    def _serve(model: ModelConfig, client: EngineClient, ready: Ready) -> ServedModel:
+        source = None
+        if model.chat_template_file is not None:
+            with open(model.chat_template_file, encoding="utf-8") as file:
+                source = file.read()
+        return ServedModel(
+            model,
+            client,
+            info=ready.info,
+            vocabulary=ready.vocabulary,
+            ledger=ready.ledger,
+            template_source=source,
+        )
+
+    def _announce(self, model: ServedModel, ready: Ready) -> None:
+        for warning in ready.warnings:
+            log.warning("%s: %s", model.config.block_label, warning)
+        ledger = model.ledger
+        self._progress[model.name].finish(
+            f"{model.info.description} on {model.info.device}, {model.info.threads} threads, "
+            f"{ledger.slots} slots, {ledger.statistics().pool} KV cells, "
+            f"context {ledger.max_ctx}, template: {model.template_origin}"
+        )
+
+    def status(self) -> ServerStatus:
+        """A snapshot of everything, taken without waiting."""
+        phases: dict[ServedModel, list[str]] = {}
+        for reservation in self._router.reservations:
+            phases.setdefault(reservation.model, []).append(reservation.phase)
+        if self._router.draining:
+            state = "draining"
+        else:
+            state = "ready" if self._router.models else "loading"
+        return ServerStatus(
+            state=state,
+            models=tuple(
+                model.status(priority, phases.get(model, ()))
+                for priority, model in enumerate(self._router.models)
+            ),
+            router=self._router.statistics(),
+            load_balancing=self._config.load_balancing,
+            unused_models=self._config.unused,
+        )
+
+    def _exit_now(self) -> NoReturn:
+        """The third signal: end the process, leaving nothing but the socket file tidied up."""
+        with contextlib.suppress(OSError):
+            self._listeners.close()
+        logging.shutdown()
+        os._exit(EXIT_FORCED)

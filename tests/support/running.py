@@ -1,0 +1,226 @@
+"""Running servers for tests: inside this process on scripted engines, or as real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from dflash_trio.config import ListenerConfig, ModelConfig, ServerConfig
+from dflash_trio.engine.worker import Load
+from dflash_trio.net.listener import bind_listeners
+from dflash_trio.server import Server
+from tests.support.http_client import PATIENCE, Answer, Exchange, connect, request
+
+CHAT = "/v1/chat/completions"
+
+
+async def poll_status(port: int, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first status page for which ``what`` is true."""
+    with trio.fail_after(PATIENCE):
+        # What is waited for is in another process, or behind a socket: nobody sets an event.
+        while True:
+            status = dict((await request(port, "GET", "/status/json")).json())
+            if what(status):
+                return status
+            await trio.sleep(0.005)
+
+
+async def poll_health(port: int, alive: Callable[[], bool] = lambda: True) -> None:
+    """Wait until every model is loaded."""
+    with trio.fail_after(PATIENCE):
+        while (await request(port, "GET", "/health")).status != 200:
+            assert alive(), "the server has ended"
+            await trio.sleep(0.01)
+
+
+class Asking:
+    """What tests do with a server on a port of this machine."""
+
+    port: int
+
+    async def chat(self, content: str = "hi", **fields: Any) -> Answer:
+        """A whole chat completion."""
+        return await request(self.port, "POST", CHAT, chat_body(content, **fields))
+
+    @contextlib.asynccontextmanager
+    async def chatting(
+        self, content: str = "hi", *, receive_buffer: int | None = None, **fields: Any
+    ) -> AsyncIterator[Exchange]:
+        """A chat request that has been sent; its connection closes with the block."""
+        async with connect(self.port, receive_buffer=receive_buffer) as exchange:
+            await exchange.send("POST", CHAT, json.dumps(chat_body(content, **fields)).encode())
+            yield exchange
+
+    @contextlib.asynccontextmanager
+    async def held_slot(
+        self, content: str = "hold", *, receive_buffer: int | None = None, **fields: Any
+    ) -> AsyncIterator[Exchange]:
+        """A stream that is certainly decoding; it leaves at the end of the block."""
+        async with self.chatting(
+            content, receive_buffer=receive_buffer, stream=True, **fields
+        ) as exchange:
+            await exchange.read_headers()
+            assert exchange.status == 200
+            yield exchange
+
+    async def status(self) -> dict[str, Any]:
+        return await poll_status(self.port, lambda _: True)
+
+    async def until(self, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The first status for which ``what(status)`` is true."""
+        return await poll_status(self.port, what)
+
+    async def until_idle(self) -> dict[str, Any]:
+        """The status, once nothing is reserved, waiting or committed any more."""
+        return await poll_status(self.port, is_idle)
+
+
+def chat_body(content: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": content}], **fields}
+
+
+@attrs.define
+class RunningServer(Asking):
+    """A server inside this process."""
+
+    port: int
+    server: Server
+
+
+def is_idle(status: dict[str, Any]) -> bool:
+    """Whether a status page says that nothing is going on."""
+    return status["routing"]["waiting"] == 0 and all(
+        model["slots"]["reserved"] == 0
+        and model["kv_pool"]["committed"] == 0
+        and model["kv_pool"]["used"] == 0
+        and not any(model["in_flight"].values())
+        for model in status["models"]
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(
+    *loads: tuple[ModelConfig, Load],
+    wait_ready: bool = True,
+    **listener_fields: Any,
+) -> AsyncIterator[RunningServer]:
+    """Serve scripted models on a free port of this machine until the block ends."""
+    listener = ListenerConfig(host="127.0.0.1", port=0, **listener_fields)
+    bound = bind_listeners(listener.host, 0)
+    config = ServerConfig(
+        models=tuple(model for model, _ in loads),
+        listener=listener,
+        load_balancing=len(loads) > 1,
+    )
+    server = Server(config, bound, list(loads))
+    assert bound.port is not None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run)
+        if wait_ready:
+            await poll_health(bound.port)
+        yield RunningServer(bound.port, server)
+        nursery.cancel_scope.cancel()
+
+
+@attrs.define
+class ServerProcess(Asking):
+    """A real ``dflash-server`` process and what it said."""
+
+    process: subprocess.Popen[bytes]
+    log_path: Path
+    port: int
+    last_log: str = ""
+    """What it had said when its block ended."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return self.last_log or self.log_path.read_text(errors="replace")
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    async def exit_code(self, patience: float = PATIENCE) -> int:
+        """Wait for the end; fails the test when it does not come."""
+        with trio.fail_after(patience):
+            return await trio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
+
+    async def until_ready(self) -> None:
+        await poll_health(self.port, lambda: self.process.poll() is None)
+
+
+@contextlib.contextmanager
+def server_process(
+    arguments: Sequence[str], *, module: str = "dflash_trio", env: dict[str, str] | None = None
+) -> Iterator[ServerProcess]:
+    """``python -m dflash_trio ARGUMENTS --port 0``, killed at the end of the block if need be."""
+    with tempfile.TemporaryDirectory() as folder:
+        log_path = Path(folder, "log")
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-X", "dev", "-W", "default", "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            )
+        server = None
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline().decode()
+            match = re.search(r"https?://\S+:(\d+)|unix:", line)
+            assert match, f"no address in {line!r}: {log_path.read_text()}"
+            server = ServerProcess(process, log_path, int(match[1] or 0))
+            yield server
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+            if server is not None:
+                server.last_log = server.log
+
+
+def sse_events(text: str) -> list[Any]:
+    """The data of each server-sent event; ``[DONE]`` as the string."""
+    events: list[Any] = []
+    for block in text.split("\n\n"):
+        data = [line[6:] for line in block.split("\n") if line.startswith("data: ")]
+        if data:
+            assert len(data) == 1, f"an event of several lines: {block!r}"
+            events.append(data[0] if data[0] == "[DONE]" else json.loads(data[0]))
+    return events
+
+
+def streamed_text(text: str) -> str:
+    """The joined deltas of a chat stream."""
+    return "".join(
+        choice["delta"].get("content") or ""
+        for event in sse_events(text)
+        if isinstance(event, dict)
+        for choice in event.get("choices", ())
+    )
+
+
+def scripted_process(
+    *models: dict[str, Any], **listener: Any
+) -> contextlib.AbstractContextManager[ServerProcess]:
+    """A real process on scripted engines; see ``scripted_server`` for the fields."""
+    specification = json.dumps({"models": models, "listener": listener})
+    return server_process([specification], module="tests.support.scripted_server")

@@ -1,0 +1,94 @@
+"""Scripted engines for the floors above: loads without files, models without weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from dflash_trio.config import ModelConfig
+from dflash_trio.engine.admission import KVLedger
+from dflash_trio.engine.model_runner import BatchSlice
+from dflash_trio.engine.scripted_runner import EOG, Script, ScriptedRunner
+from dflash_trio.engine.worker import Load, LoadedModel
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+"""Each content on a line, then ``>``: prompt sizes are easy to count in bytes."""
+
+
+class Gate:
+    """Holds an engine's steps until opened. Tests wait on states, not on time."""
+
+    def __init__(self, *, open: bool = True) -> None:
+        self._open = threading.Event()
+        self.reached = threading.Event()
+        """Set when a step has come to the gate at least once."""
+        if open:
+            self._open.set()
+
+    def open(self) -> None:
+        self._open.set()
+
+    def close(self) -> None:
+        self._open.clear()
+
+    def __call__(self, batch: Sequence[BatchSlice]) -> None:
+        self.reached.set()
+        # A bound, so that a failing test cannot hang the suite.
+        self._open.wait(20)
+
+
+def paced(seconds: float) -> Callable[[Sequence[BatchSlice]], None]:
+    """Steps that take some time, as a real engine's do."""
+    return lambda _: time.sleep(seconds)
+
+
+def answer(text: str) -> Script:
+    """A script that says ``text`` after the prompt's last ``>`` and then ends its turn."""
+
+    def script(history: bytes, _: int) -> int | None:
+        said = history.rpartition(b">")[2]
+        wanted = text.encode()
+        return wanted[len(said)] if len(said) < len(wanted) else EOG
+
+    return script
+
+
+def scripted_load(
+    *,
+    slots: int = 1,
+    max_ctx: int = 2048,
+    pool: int | None = None,
+    headroom: int = 128,
+    chunk: int = 64,
+    script: Script | None = None,
+    before_decode: Callable[[Sequence[BatchSlice]], None] | None = None,
+    template: str | None = PLAIN_TEMPLATE,
+    on_runner: Callable[[ScriptedRunner], None] = lambda _: None,
+) -> Load:
+    """What a worker runs first, for a scripted model. ``on_runner`` gets the runner itself."""
+    cells = pool if pool is not None else slots * max_ctx
+
+    def load(on_progress: Callable[[float], None], stopped: threading.Event) -> LoadedModel:
+        on_progress(0.0)
+        runner = ScriptedRunner(
+            slots=slots,
+            cells=cells,
+            script=script,
+            before_decode=before_decode,
+            chat_template=template,
+        )
+        on_runner(runner)
+        on_progress(1.0)
+        ledger = KVLedger(slots=slots, pool=cells, max_ctx=max_ctx, decode_headroom=headroom)
+        return LoadedModel(runner, ledger, chunk)
+
+    return load
+
+
+def scripted_config(name: str = "scripted", **changes: object) -> ModelConfig:
+    """A block's configuration to go with :func:`scripted_load`."""
+    return ModelConfig(path=f"/nowhere/{name}.gguf", name=name, position=0, **changes)  # type: ignore[arg-type]

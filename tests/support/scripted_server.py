@@ -1,0 +1,68 @@
+"""A real server process on scripted engines: real sockets and signals, answers in milliseconds.
+
+``python -m tests.support.scripted_server '{"models": [{...}], "listener": {...}}'``; for the
+fields of a model see ``MODEL_FIELDS``, for those of the listener ``ListenerConfig``.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from typing import Any
+
+from dflash_trio.config import ListenerConfig, ModelConfig, ServerConfig
+from dflash_trio.engine.worker import Load
+from dflash_trio.log_setup import set_up_logging
+from dflash_trio.server import serve
+from tests.support.scripted import answer, paced, scripted_config, scripted_load
+
+MODEL_FIELDS = {
+    "name": "scripted",
+    "slots": 1,
+    "max_ctx": 2048,
+    "pool": None,
+    "step_seconds": 0.0,
+    "answer": None,
+    "load_seconds": 0.0,
+    "on_sigterm": None,
+}
+
+
+def build(fields: dict[str, Any]) -> tuple[ModelConfig, Load]:
+    """One scripted model from its JSON fields."""
+    unknown = fields.keys() - MODEL_FIELDS.keys()
+    assert not unknown, f"unknown fields: {unknown}"
+    model = {**MODEL_FIELDS, **fields}
+
+    def wait(_: Any) -> None:
+        time.sleep(model["load_seconds"])
+
+    load = scripted_load(
+        slots=model["slots"],
+        max_ctx=model["max_ctx"],
+        pool=model["pool"],
+        script=answer(model["answer"]) if model["answer"] is not None else None,
+        before_decode=paced(model["step_seconds"]) if model["step_seconds"] else None,
+        on_runner=wait,
+    )
+    config = scripted_config(
+        model["name"], max_concurrency=model["slots"], on_sigterm=model["on_sigterm"]
+    )
+    return config, load
+
+
+def main() -> int:
+    specification = json.loads(sys.argv[1])
+    set_up_logging("console", "info")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    listener = ListenerConfig(**{"port": 0, **specification.get("listener", {})})
+    loads = [build(fields) for fields in specification["models"]]
+    config = ServerConfig(tuple(model for model, _ in loads), listener, len(loads) > 1)
+    return serve(config, loads)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

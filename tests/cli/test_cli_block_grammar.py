@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from cli_cases import LAUNCH, LISTENER, OUT_OF_RANGE, PER_MODEL, good_value, parse, refusal_of
 
 from dflash_trio.cli.block_grammar import read_arguments
 from dflash_trio.cli.option import Option
 from dflash_trio.cli.option_table import BY_NAME, OPTIONS
+from tests.cli.cli_cases import (
+    LAUNCH,
+    LISTENER,
+    OUT_OF_RANGE,
+    PER_MODEL,
+    good_value,
+    parse,
+    refusal_of,
+)
 
 WITH_VALUE = [option for option in OPTIONS if option.takes is not None]
 NOT_MODEL = [option for option in OPTIONS if option.name not in ("model", "help", "version")]

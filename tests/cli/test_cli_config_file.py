@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_cases import LISTENER, PER_MODEL, UNAVAILABLE, good_value, parse, refusal_of
 
 from dflash_trio.cli.config_file import read_config_file
 from dflash_trio.cli.option import Option, Scope
+from tests.cli.cli_cases import LISTENER, PER_MODEL, UNAVAILABLE, good_value, parse, refusal_of
 
 
 def by_name(option: Option) -> str:

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from cli_cases import ONE_VALUE, PER_MODEL, UNAVAILABLE, good_value, parse, refusal_of
 
 from dflash_trio.cli.option import Option, Scope
 from dflash_trio.config import (
@@ -16,6 +15,7 @@ from dflash_trio.config import (
     SamplingDefaults,
     ServerConfig,
 )
+from tests.cli.cli_cases import ONE_VALUE, PER_MODEL, UNAVAILABLE, good_value, parse, refusal_of
 
 TWO = "--model a.gguf --target-device hip:0 --model b.gguf --target-device hip:1"
 QWEN_AND_DS4 = """

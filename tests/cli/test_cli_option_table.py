@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import attrs
-import cli_cases
 import pytest
 
 from dflash_trio.cli.option import Option, Scope
 from dflash_trio.cli.option_table import BY_NAME, OPTIONS, REMOVED
 from dflash_trio.config import ListenerConfig, ModelConfig, SamplingDefaults, ServerConfig
+from tests.cli import cli_cases
 
 CONTRACT = {
     Scope.LAUNCH: """

@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import signal
+import ssl
 import sys
 import threading
 from collections.abc import AsyncIterable, Callable
@@ -24,7 +25,7 @@ import trio
 
 from .api.access import AccessPolicy, is_loopback
 from .api.app import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL, DflashApp
-from .config import ModelConfig, ServerConfig
+from .config import ListenerConfig, ModelConfig, ServerConfig
 from .engine.admission import KVLedger
 from .engine.client import EngineClient
 from .engine.llama_abi import gpu_devices
@@ -70,11 +71,12 @@ def run_server(config: ServerConfig) -> int:
 def serve(config: ServerConfig, loads: list[tuple[ModelConfig, Load]]) -> int:
     """Bind, load by ``loads`` (blocks in priority order), serve, drain; the exit code. Blocks."""
     try:
+        ssl_context = _ssl_context(config.listener)
         listeners = _bind(config)
     except StartupError as error:
         return _fail(error)
     sys.setswitchinterval(SWITCH_INTERVAL)
-    server = Server(config, listeners, loads)
+    server = Server(config, listeners, loads, ssl_context=ssl_context)
     try:
         code = trio.run(server.run)
     finally:
@@ -143,6 +145,15 @@ def _bind(config: ServerConfig) -> BoundListeners:
         raise StartupError(str(error)) from error
 
 
+def _ssl_context(listener: ListenerConfig) -> ssl.SSLContext | None:
+    if listener.tls_cert is None or listener.tls_key is None:
+        return None
+    try:
+        return server_ssl_context(listener.tls_cert, listener.tls_key)
+    except OSError as error:  # ssl.SSLError is one
+        raise StartupError(f"--tls-cert and --tls-key cannot be used: {error}") from error
+
+
 def load_llama(
     model: ModelConfig,
     default_threads: int,
@@ -191,8 +202,11 @@ class Server:
         config: ServerConfig,
         listeners: BoundListeners,
         loads: list[tuple[ModelConfig, Load]],
+        *,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._config = config
+        self._ssl_context = ssl_context
         self._listeners = listeners
         self._progress = {model.name: LoadProgress(model.name) for model, _ in loads}
         self._clients = [
@@ -224,18 +238,12 @@ class Server:
             first_byte_patience=FIRST_BYTE_PATIENCE,
             keep_alive_interval=KEEP_ALIVE_INTERVAL,
         )
-        ssl_context = None
-        if listener.tls_cert is not None and listener.tls_key is not None:
-            try:
-                ssl_context = server_ssl_context(listener.tls_cert, listener.tls_key)
-            except OSError as error:
-                return _fail(StartupError(f"--tls-cert and --tls-key cannot be used: {error}"))
         connections = ConnectionServer(
             app,
             listeners=self._listeners,
             stall_timeout=listener.client_stall_timeout,
             max_connections=listener.max_connections,
-            ssl_context=ssl_context,
+            ssl_context=self._ssl_context,
         )
         drain = DrainController(
             self._router,

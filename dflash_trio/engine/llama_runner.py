@@ -1,7 +1,7 @@
 """The runner on llama.cpp, through llama-cpp-python's low-level calls.
 
-The only file that imports llama_cpp (``llama_abi`` beside it binds what is missing there). Every
-call that computes goes through ctypes, which releases the GIL for its duration.
+Only the files of this folder called ``llama_*`` import llama_cpp; ``llama_abi`` binds what is
+missing there. Every call that computes goes through ctypes, which releases the GIL meanwhile.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # llama_cpp before numpy: with some CUDA builds a model load crashes in the tokenizer's set-up when
@@ -29,6 +27,8 @@ from .llama_abi import (
     native_flag_reader,
     silence_llama_log,
 )
+from .llama_sampler import ChainSampler, GreedySampler
+from .llama_vocabulary import LlamaVocabulary
 from .model_runner import (
     BatchSlice,
     DecodeOutcome,
@@ -79,195 +79,6 @@ class LlamaSpec:
     rope_freq_scale: float | None = None
     warnings: list[str] = field(factory=list)
     """Filled while loading: lines for the operator."""
-
-
-class LlamaVocabulary:
-    """Tokens of a loaded model. Thread-safe: unloading waits for readers that are inside.
-
-    Readers do not wait for each other: llama.cpp only reads its vocabulary, and the engine's
-    thread, which wants a token's bytes between two steps, must not stand behind somebody who
-    tokenizes a book.
-    """
-
-    def __init__(self, model: Any) -> None:
-        # Guards the two below, held for bookkeeping only.
-        self._lock = threading.Condition()
-        self._readers = 0
-        self._vocab: Any = llama.llama_model_get_vocab(model)
-        self.size: int = llama.llama_vocab_n_tokens(self._vocab)
-        self.bos = self._token_or_none(llama.llama_vocab_bos(self._vocab))
-        self.eos = self._token_or_none(llama.llama_vocab_eos(self._vocab))
-        self.adds_bos: bool = bool(llama.llama_vocab_get_add_bos(self._vocab))
-        eog: set[int] = set()
-        control: dict[str, int] = {}
-        for token in range(self.size):
-            if llama.llama_vocab_is_eog(self._vocab, token):
-                eog.add(token)
-            if llama.llama_vocab_is_control(self._vocab, token):
-                literal = llama.llama_vocab_get_text(self._vocab, token)
-                if literal:
-                    control[literal.decode("utf-8", "replace")] = token
-        self.eog_tokens = frozenset(eog)
-        self.control_tokens: Mapping[str, int] = control
-        self._pieces: list[bytes | None] = [None] * self.size
-
-    @staticmethod
-    def _token_or_none(token: int) -> int | None:
-        return int(token) if token >= 0 else None
-
-    @contextmanager
-    def _reading(self) -> Iterator[Any]:
-        """The native vocabulary, which stays loaded meanwhile. EngineError once it is not."""
-        with self._lock:
-            if self._vocab is None:
-                raise EngineError("the model is no longer loaded")
-            vocab = self._vocab
-            self._readers += 1
-        try:
-            yield vocab
-        finally:
-            with self._lock:
-                self._readers -= 1
-                self._lock.notify_all()
-
-    def tokenize(self, text: str, *, parse_special: bool = False) -> list[int]:
-        raw = text.encode("utf-8")
-        # A token is at least a byte, but for what a tokenizer may add.
-        size = len(raw) + 8
-        with self._reading() as vocab:
-            while True:
-                buffer = (ctypes.c_int32 * size)()
-                count = llama.llama_tokenize(
-                    vocab, raw, len(raw), buffer, size, False, parse_special
-                )
-                if count >= 0:
-                    return buffer[:count]
-                if -count <= size or count == -(2**31):
-                    raise EngineError(f"tokenizing {len(raw)} bytes failed ({count})")
-                size = -count
-
-    def piece(self, token: int) -> bytes:
-        known = self._pieces[token]
-        if known is not None:
-            return known
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            with self._reading() as vocab:
-                count = llama.llama_token_to_piece(vocab, token, buffer, size, 0, False)
-            if count >= 0:
-                break
-            size = -count
-        piece = buffer.raw[:count]
-        self._pieces[token] = piece
-        return piece
-
-    def close(self) -> None:
-        """After this the model may be freed: waits for readers that are inside."""
-        with self._lock:
-            self._vocab = None
-            self._lock.wait_for(lambda: self._readers == 0)
-
-
-class _GreedySampler:
-    """The largest logit. Ten times cheaper than a candidate array over the whole vocabulary."""
-
-    def __init__(self, runner: LlamaRunner, logit_bias: Sequence[tuple[int, float]]) -> None:
-        self._runner = runner
-        self._tokens = np.array([token for token, _ in logit_bias], dtype=np.int64)
-        self._biases = np.array([bias for _, bias in logit_bias], dtype=np.float32)
-
-    def sample(self, output: int) -> int:
-        logits = self._runner.logits(output)
-        if not len(self._tokens):
-            return int(logits.argmax())
-        # In place, and undone: copying the row would cost more than looking through it.
-        plain = logits[self._tokens]
-        # `at`, so that a token named twice gets both biases, as llama.cpp's chain does it.
-        np.add.at(logits, self._tokens, self._biases)
-        token = int(logits.argmax())
-        logits[self._tokens] = plain
-        return token
-
-    def close(self) -> None:
-        pass
-
-
-class _ChainSampler:
-    """llama.cpp's own sampler chain, in llama.cpp's order: bias, penalties, filters, draw."""
-
-    def __init__(
-        self, runner: LlamaRunner, params: SamplingParams, prompt: Sequence[int], max_ctx: int
-    ) -> None:
-        self._runner = runner
-        chain_params = llama.llama_sampler_chain_default_params()
-        chain_params.no_perf = True
-        self._chain: Any = llama.llama_sampler_chain_init(chain_params)
-        size = runner.vocabulary.size
-        add = self._add
-        if params.logit_bias:
-            array = (llama.llama_logit_bias * len(params.logit_bias))()
-            for slot, (token, bias) in zip(array, params.logit_bias, strict=True):
-                slot.token, slot.bias = token, bias
-            add(llama.llama_sampler_init_logit_bias(size, len(array), array))
-        look_back = 0
-        if params.has_penalties:
-            look_back = params.penalty_last_n
-            if not 0 <= look_back <= max_ctx:
-                # All of it. Clamped, because llama.cpp allocates as many tokens as it is told.
-                look_back = max_ctx
-            add(
-                llama.llama_sampler_init_penalties(
-                    size,
-                    look_back,
-                    params.repeat_penalty,
-                    params.frequency_penalty,
-                    params.presence_penalty,
-                )
-            )
-        if params.temperature <= 0:
-            add(llama.llama_sampler_init_greedy())
-        else:
-            if params.top_k > 0:
-                add(llama.llama_sampler_init_top_k(params.top_k))
-            if params.top_p < 1.0:
-                add(llama.llama_sampler_init_top_p(params.top_p, 1))
-            if params.min_p > 0.0:
-                add(llama.llama_sampler_init_min_p(params.min_p, 1))
-            # Not below this: logits divided by less overflow, and the draw is nonsense then.
-            add(llama.llama_sampler_init_temp(max(params.temperature, 1e-6)))
-            add(llama.llama_sampler_init_dist(native_seed(params.seed)))
-        for token in prompt[-look_back:] if look_back else ():
-            llama.llama_sampler_accept(self._chain, token)
-
-    def _add(self, sampler: Any) -> None:
-        llama.llama_sampler_chain_add(self._chain, sampler)
-
-    def sample(self, output: int) -> int:
-        return int(
-            llama.llama_sampler_sample(
-                self._chain, self._runner.context, self._runner.output_row(output)
-            )
-        )
-
-    def close(self) -> None:
-        if self._chain is not None:
-            llama.llama_sampler_free(self._chain)
-            self._chain = None
-
-
-def native_seed(seed: int | None) -> int:
-    """A request's 64-bit seed as llama.cpp's 32-bit one; ``None`` lets llama.cpp draw its own.
-
-    Small seeds map to themselves, larger ones by CRC-32, and never to llama.cpp's "random"
-    (0xFFFFFFFF), so that the same seed always repeats.
-    """
-    random_seed = 0xFFFFFFFF
-    if seed is None:
-        return random_seed
-    if seed < random_seed:
-        return seed
-    return min(zlib.crc32(seed.to_bytes(8, "little")), random_seed - 1)
 
 
 class LlamaRunner:
@@ -458,10 +269,10 @@ class LlamaRunner:
 
     def new_sampler(
         self, params: SamplingParams, prompt: Sequence[int]
-    ) -> _GreedySampler | _ChainSampler:
+    ) -> GreedySampler | ChainSampler:
         if params.temperature <= 0 and not params.has_penalties:
-            return _GreedySampler(self, params.logit_bias)
-        return _ChainSampler(self, params, prompt, self.max_ctx)
+            return GreedySampler(self, params.logit_bias)
+        return ChainSampler(self, params, prompt, self.max_ctx)
 
     def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
         # Cleared before, not after: a request to abort that comes just as a step ends is then

@@ -154,17 +154,10 @@ class Scheduler:
                         ),
                     )
                 )
-        budget = self._chunk
-        for index, sequence in enumerate(prefilling):
-            if budget == 0:
-                break
+        for sequence, share in _shares(prefilling, self._chunk):
             assert sequence.seq_id is not None
-            # An even share each, so that a long prompt cannot starve a short one behind it;
-            # what a short one leaves over goes to those after it.
-            share = max(1, budget // (len(prefilling) - index))
             begin = sequence.computed
-            end = min(len(sequence.prompt), begin + share)
-            budget -= end - begin
+            end = begin + share
             planned.append(
                 Planned(
                     sequence,
@@ -293,3 +286,18 @@ class Scheduler:
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
         )
+
+
+def _shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+    """How many tokens of each prompt go into a step of ``budget`` prefill tokens, none empty.
+
+    Even shares, so that a long prompt cannot starve a short one; what a short one leaves over goes
+    to the longer ones. With more prompts than tokens the oldest get one each. Keeps the order.
+    """
+    shares: dict[int, int] = {}
+    by_need = sorted(prefilling[:budget], key=lambda s: len(s.prompt) - s.computed)
+    for place, sequence in enumerate(by_need):
+        share = min(len(sequence.prompt) - sequence.computed, budget // (len(by_need) - place))
+        shares[sequence.generation_id] = share
+        budget -= share
+    return [(s, shares[s.generation_id]) for s in prefilling if s.generation_id in shares]

@@ -3,7 +3,7 @@
 It loads the model, steps the scheduler and frees the model, all on its own thread, so that device
 memory is allocated and released where it is used. The loop is: take the inbox, step, deliver. One
 delivery per step, however many sequences it moved; the inbox is taken between steps, so that a
-cancellation waits for one step at most.
+cancellation waits for the step under way at most, and its end is told before the next begins.
 """
 
 from __future__ import annotations
@@ -186,6 +186,9 @@ class EngineWorker:
         self._deliver(Ready(runner.info, runner.vocabulary, model.ledger, model.warnings))
         try:
             while self._take_inbox(scheduler):
+                # Who was cancelled is retired already: somebody may wait for that place, and
+                # must not wait for the others' step as well. Delivers nothing when nobody was.
+                self._publish(scheduler)
                 if not scheduler.idle:
                     scheduler.step()
                 self._publish(scheduler)

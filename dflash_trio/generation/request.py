@@ -118,7 +118,7 @@ class PreparedPrompt:
 
     tokens: tuple[int, ...] = field(repr=False)
     max_tokens: int
-    """Tokens to generate at most, before the room cuts it."""
+    """Tokens to generate at most, as asked for: the model's room may end the answer before."""
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
     """The request's stop strings, then those the model's template needs."""

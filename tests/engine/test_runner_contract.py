@@ -1,0 +1,740 @@
+"""What every runner promises: one suite for the scripted fake and for llama.cpp.
+
+After it come the promises that only a real model can keep or break.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+import dflash_trio.engine.llama_runner as llama_runner
+from dflash_trio.config import DevicePlacement
+from dflash_trio.engine.llama_runner import LlamaRunner, LlamaSpec
+from dflash_trio.engine.llama_sampler import native_seed
+from dflash_trio.engine.model_runner import (
+    BatchSlice,
+    DecodeOutcome,
+    EngineError,
+    LoadingStopped,
+    ModelLoadError,
+    ModelRunner,
+)
+from dflash_trio.engine.scripted_runner import ScriptedRunner
+from dflash_trio.generation.request import SamplingParams
+from tests.engine.engine_helpers import GREEDY
+from tests.engine.test_model_file import write_gguf
+
+DONE, NO_CELLS, ABORTED = DecodeOutcome
+SEA = "The history of the sea is long, and"
+BREAD = "To bake a good loaf of bread you need flour, water and"
+NIGHT = "At night, when the city sleeps, the old clock tower"
+
+
+class Runner(ModelRunner, Protocol):
+    """Both runners show their logits, too."""
+
+    def logits(self, output: int) -> Any: ...
+
+
+Make = Callable[..., Runner]
+
+
+def load_llama(path: Path, **changes: Any) -> LlamaRunner:
+    """In the bit-equal configuration, unless changed."""
+    settings: dict[str, Any] = {
+        "path": str(path),
+        "device": DevicePlacement("cpu", 0),
+        "slots": 3,
+        "max_ctx": 256,
+        "pool": None,
+        "chunk": 128,
+        "threads": 1,
+        "cache_type_k": "q8_0",
+        "cache_type_v": "q8_0",
+        "flash_attn": "on",
+    }
+    on_progress = changes.pop("on_progress", lambda _: None)
+    stopped = changes.pop("stopped", None) or threading.Event()
+    return LlamaRunner(LlamaSpec(**(settings | changes)), on_progress=on_progress, stopped=stopped)
+
+
+@pytest.fixture(params=["scripted", pytest.param("llama", marks=pytest.mark.real)])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Makes runners of one kind; ``slots``, ``max_ctx`` and ``pool`` as for any model."""
+    made: list[Runner] = []
+
+    def make(*, slots: int = 3, max_ctx: int = 256, pool: int | None = None) -> Runner:
+        if request.param == "scripted":
+            made.append(ScriptedRunner(slots=slots, cells=pool or slots * max_ctx))
+        else:
+            path = request.getfixturevalue("smollm2")
+            made.append(load_llama(path, slots=slots, max_ctx=max_ctx, pool=pool, chunk=max_ctx))
+        return made[-1]
+
+    yield make
+    for runner in made:
+        runner.close()
+
+
+@pytest.fixture
+def runner(make: Make) -> Runner:
+    return make()
+
+
+def tokens_of(runner: Runner, text: str) -> list[int]:
+    return runner.vocabulary.tokenize(text)
+
+
+def prefill(runner: Runner, seq_id: int, tokens: Sequence[int]) -> None:
+    batch = [BatchSlice(seq_id, runner.sequence_length(seq_id), tokens, True)]
+    assert runner.decode(batch) is DONE
+
+
+def go_on(runner: Runner, seq_id: int, count: int, sampling: SamplingParams = GREEDY) -> list[int]:
+    """``count`` tokens after a batch whose only slice was this sequence's."""
+    sampler = runner.new_sampler(sampling, ())
+    tokens = [sampler.sample(0)]
+    while len(tokens) < count:
+        prefill(runner, seq_id, tokens[-1:])
+        tokens.append(sampler.sample(0))
+    sampler.close()
+    return tokens
+
+
+def say(runner: Runner, text: str, count: int = 12, sampling: SamplingParams = GREEDY) -> list[int]:
+    """From an empty row 0 to an empty row 0."""
+    prefill(runner, 0, tokens_of(runner, text))
+    tokens = go_on(runner, 0, count, sampling)
+    runner.rewind(0, 0)
+    return tokens
+
+
+# ------------------------------------------------------------------------------ the KV cache
+
+
+def test_every_row_is_empty_at_the_start(runner: Runner) -> None:
+    assert [runner.sequence_length(row) for row in range(3)] == [0, 0, 0]
+
+
+def test_a_sequence_holds_as_many_cells_as_tokens_were_decoded(runner: Runner) -> None:
+    tokens = tokens_of(runner, SEA)
+    prefill(runner, 1, tokens)
+    assert [runner.sequence_length(row) for row in range(3)] == [0, len(tokens), 0]
+    prefill(runner, 1, tokens[:1])
+    assert runner.sequence_length(1) == len(tokens) + 1
+
+
+@pytest.mark.parametrize("off_by", [-2, -1, 1, 2])
+def test_positions_must_continue_without_gap_or_overlap(runner: Runner, off_by: int) -> None:
+    tokens = tokens_of(runner, SEA)
+    prefill(runner, 0, tokens)
+    with pytest.raises(EngineError):
+        runner.decode([BatchSlice(0, len(tokens) + off_by, tokens[:1], True)])
+    assert runner.sequence_length(0) == len(tokens)
+
+
+def test_a_slice_without_tokens_is_refused(runner: Runner) -> None:
+    with pytest.raises(EngineError, match="empty slice"):
+        runner.decode([BatchSlice(0, 0, (), True)])
+
+
+def test_rewinding_to_nothing_frees_the_row_for_another_sequence(runner: Runner) -> None:
+    expected = say(runner, BREAD)
+    say(runner, SEA)
+    assert runner.sequence_length(0) == 0
+    assert say(runner, BREAD) == expected
+
+
+def test_rewinding_an_empty_row_is_harmless(runner: Runner) -> None:
+    runner.rewind(2, 0)
+    assert runner.sequence_length(2) == 0
+
+
+def test_rewinding_one_sequence_leaves_the_others_alone(runner: Runner) -> None:
+    expected = say(runner, SEA)
+    tokens = tokens_of(runner, SEA)
+    prefill(runner, 1, tokens_of(runner, BREAD))
+    prefill(runner, 0, tokens)
+    runner.rewind(1, 0)
+    assert runner.sequence_length(0) == len(tokens)
+    assert go_on(runner, 0, 12)[1:] == expected[1:]
+
+
+@pytest.mark.parametrize("kept", [1, 4, -1])
+def test_after_rewinding_in_part_the_same_tokens_have_the_same_continuation(
+    runner: Runner, kept: int
+) -> None:
+    tokens = tokens_of(runner, SEA)
+    expected = say(runner, SEA)
+    prefill(runner, 0, tokens)
+    go_on(runner, 0, 5)
+    length = kept % len(tokens)
+    runner.rewind(0, length)
+    assert runner.sequence_length(0) == length
+    prefill(runner, 0, tokens[length:])
+    assert go_on(runner, 0, 12) == expected
+
+
+def test_a_prompt_in_chunks_is_the_same_prompt(runner: Runner) -> None:
+    expected = say(runner, BREAD)
+    tokens = tokens_of(runner, BREAD)
+    for at in range(0, len(tokens), 3):
+        prefill(runner, 0, tokens[at : at + 3])
+    assert go_on(runner, 0, 12) == expected
+
+
+def test_a_sequence_says_the_same_alone_and_among_neighbours(runner: Runner) -> None:
+    alone = [say(runner, text) for text in (SEA, BREAD, NIGHT)]
+    prompts = [tokens_of(runner, text) for text in (SEA, BREAD, NIGHT)]
+    # The first two begin together; the third joins with its prompt while they decode.
+    assert (
+        runner.decode([BatchSlice(0, 0, prompts[0], True), BatchSlice(1, 0, prompts[1], True)])
+        is DONE
+    )
+    samplers = [runner.new_sampler(GREEDY, p) for p in prompts]
+    said = [[samplers[0].sample(0)], [samplers[1].sample(1)], []]
+    for step in range(12):
+        batch = [BatchSlice(i, runner.sequence_length(i), said[i][-1:], True) for i in (0, 1)]
+        if step >= 3:
+            third = prompts[2] if step == 3 else said[2][-1:]
+            batch.append(BatchSlice(2, runner.sequence_length(2), third, True))
+        assert runner.decode(batch) is DONE
+        for index, item in enumerate(batch):
+            said[item.seq_id].append(samplers[item.seq_id].sample(index))
+    for ours, expected in zip(said, alone, strict=True):
+        count = min(len(ours), len(expected))
+        assert count >= 9
+        assert ours[:count] == expected[:count]
+    for sampler in samplers:
+        sampler.close()
+
+
+def test_without_free_cells_nothing_is_decoded_and_what_fits_goes_on(make: Make) -> None:
+    runner = make(slots=2, max_ctx=256, pool=256)
+    tokens = list(itertools.islice(itertools.cycle(tokens_of(runner, SEA)), 200))
+    prefill(runner, 0, tokens)
+    assert (
+        runner.decode([BatchSlice(0, 200, tokens[:1], True), BatchSlice(1, 0, tokens[:80], True)])
+        is NO_CELLS
+    )
+    assert [runner.sequence_length(row) for row in range(2)] == [200, 0]
+    assert (
+        runner.decode([BatchSlice(0, 200, tokens[:1], True), BatchSlice(1, 0, tokens[:20], True)])
+        is DONE
+    )
+    runner.rewind(0, 0)
+    assert runner.decode([BatchSlice(1, 20, tokens[:150], True)]) is DONE
+
+
+# ---------------------------------------------------------------------------------- outputs
+
+
+def test_outputs_exist_only_where_they_were_wanted(runner: Runner) -> None:
+    tokens = tokens_of(runner, SEA)
+    batch = [
+        BatchSlice(0, 0, tokens, True),
+        BatchSlice(1, 0, tokens[:2], False),
+        BatchSlice(2, 0, tokens, True),
+    ]
+    assert runner.decode(batch) is DONE
+    sampler = runner.new_sampler(GREEDY, tokens)
+    assert sampler.sample(0) == sampler.sample(2)
+    with pytest.raises(EngineError, match="no logits for slice 1"):
+        sampler.sample(1)
+    sampler.close()
+
+
+def test_outputs_of_the_step_before_are_gone(runner: Runner) -> None:
+    tokens = tokens_of(runner, SEA)
+    prefill(runner, 0, tokens)
+    assert runner.decode([BatchSlice(1, 0, tokens, False)]) is DONE
+    sampler = runner.new_sampler(GREEDY, tokens)
+    with pytest.raises(EngineError, match="no logits"):
+        sampler.sample(0)
+    sampler.close()
+
+
+def test_a_greedy_sampler_picks_the_largest_logit(runner: Runner) -> None:
+    prefill(runner, 0, tokens_of(runner, SEA))
+    logits = list(runner.logits(0))
+    assert len(logits) == runner.vocabulary.size == runner.info.vocab_size
+    assert go_on(runner, 0, 1) == [logits.index(max(logits))]
+
+
+def once(runner: Runner, sampling: SamplingParams, prompt: Sequence[int] = ()) -> int:
+    sampler = runner.new_sampler(sampling, prompt)
+    token = sampler.sample(0)
+    sampler.close()
+    return token
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_bias_of_minus_100_forbids_a_token_and_100_forces_it(
+    runner: Runner, temperature: float
+) -> None:
+    prefill(runner, 0, tokens_of(runner, SEA))
+    favourite = once(runner, GREEDY)
+    forbid = SamplingParams(temperature=temperature, seed=3, logit_bias=((favourite, -100.0),))
+    assert once(runner, forbid) != favourite
+    odd = tokens_of(runner, "~")[0]
+    force = SamplingParams(temperature=temperature, seed=3, logit_bias=((odd, 100.0),))
+    assert once(runner, force) == odd
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6])
+def test_biases_on_the_same_token_add_up(runner: Runner, temperature: float) -> None:
+    prefill(runner, 0, tokens_of(runner, SEA))
+    odd = tokens_of(runner, "~")[0]
+    both = ((odd, 100.0), (odd, -100.0))
+    sampling = SamplingParams(temperature=temperature, seed=1, logit_bias=both)
+    assert once(runner, sampling) == once(runner, GREEDY)
+
+
+def test_a_bias_of_one_sampler_is_not_seen_by_another_on_the_same_output(runner: Runner) -> None:
+    prefill(runner, 0, tokens_of(runner, SEA))
+    favourite = once(runner, GREEDY)
+    odd = tokens_of(runner, "~")[0]
+    biased = SamplingParams(temperature=0.0, logit_bias=((odd, 100.0), (favourite, -100.0)))
+    assert once(runner, biased) == odd
+    assert once(runner, GREEDY) == favourite
+
+
+def test_the_same_seed_repeats_and_another_does_not(runner: Runner) -> None:
+    def with_seed(seed: int) -> list[int]:
+        sampling = SamplingParams(temperature=1.2, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+        return say(runner, SEA, 12, sampling)
+
+    assert with_seed(1) == with_seed(1)
+    assert len({tuple(with_seed(seed)) for seed in (0, 1, 2**32 - 1, 2**63, 2**64 - 1)}) == 5
+
+
+def test_without_a_seed_every_sampler_draws_its_own(runner: Runner) -> None:
+    sampling = SamplingParams(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=None)
+    assert len({tuple(say(runner, SEA, 8, sampling)) for _ in range(3)}) > 1
+
+
+@pytest.mark.parametrize("temperature", [1e-9, 1e-40])
+def test_a_temperature_of_next_to_nothing_is_greedy(runner: Runner, temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=1)
+    assert say(runner, SEA, 3, sampling) == say(runner, SEA, 3)
+
+
+# -------------------------------------------------------------------------------- penalties
+
+
+def forced(runner: Runner, token: int, last_n: int, temperature: float = 0.0) -> SamplingParams:
+    """Forces ``token``, unless it is among the tokens that penalties look back at."""
+    return SamplingParams(
+        temperature=temperature,
+        seed=1,
+        repeat_penalty=1000.0,
+        penalty_last_n=last_n,
+        logit_bias=((token, 100.0),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("last_n", "sees_it"),
+    [(-1, True), (64, True), (5, True), (4, False), (1, False), (0, False), (2**31 - 1, True)],
+)
+def test_penalties_look_back_into_the_prompt_exactly_as_far_as_asked(
+    runner: Runner, last_n: int, sees_it: bool
+) -> None:
+    odd = tokens_of(runner, "~")[0]
+    others = [token for token in tokens_of(runner, NIGHT) if token != odd]
+    prompt = [*others, odd, *others[:4]]  # fifth from the end
+    prefill(runner, 0, prompt)
+    assert (once(runner, forced(runner, odd, last_n), prompt) != odd) is sees_it
+
+
+def test_penalties_look_back_at_the_answer_and_the_window_moves_on(runner: Runner) -> None:
+    odd = tokens_of(runner, "~")[0]
+    prefill(runner, 0, tokens_of(runner, NIGHT))
+    sampler = runner.new_sampler(forced(runner, odd, 2), tokens_of(runner, NIGHT))
+    drawn = [sampler.sample(0) == odd for _ in range(7)]
+    sampler.close()
+    assert drawn == [True, False, False, True, False, False, True]
+
+
+def test_penalties_count_when_sampling_with_a_temperature_too(runner: Runner) -> None:
+    odd = tokens_of(runner, "~")[0]
+    prefill(runner, 0, tokens_of(runner, NIGHT))
+    assert once(runner, forced(runner, odd, -1, 0.5)) == odd
+    assert once(runner, forced(runner, odd, -1, 0.5), [odd]) != odd
+
+
+@pytest.mark.parametrize("field", ["presence_penalty", "frequency_penalty"])
+def test_an_additive_penalty_lowers_what_was_said(runner: Runner, field: str) -> None:
+    prefill(runner, 0, tokens_of(runner, SEA))
+    favourite = once(runner, GREEDY)
+    penalty = SamplingParams(temperature=0.0, **{field: 90.0})
+    assert once(runner, penalty) == favourite
+    assert once(runner, penalty, [favourite]) != favourite
+    reward = SamplingParams(temperature=0.0, **{field: -90.0})
+    odd = tokens_of(runner, "~")[0]
+    assert once(runner, reward, [odd]) == odd
+
+
+# ------------------------------------------------------------------------------------ abort
+
+
+def test_an_abort_while_nothing_runs_does_not_touch_the_next_decode(runner: Runner) -> None:
+    expected = say(runner, SEA)
+    runner.abort()
+    assert say(runner, SEA) == expected
+
+
+def test_an_abort_just_after_a_decode_does_not_touch_the_next_one(runner: Runner) -> None:
+    expected = say(runner, SEA, 6)
+    prefill(runner, 0, tokens_of(runner, SEA))
+    said = []
+    sampler = runner.new_sampler(GREEDY, ())
+    for _ in range(6):
+        runner.abort()
+        said.append(sampler.sample(0))
+        prefill(runner, 0, said[-1:])
+    sampler.close()
+    assert said == expected
+
+
+# -------------------------------------------------------------------------------- vocabulary
+
+
+@pytest.mark.parametrize("text", ["", "Hello there", "naïve café 😀 — π", "a\0b", " \n\t x"])
+def test_the_pieces_of_a_text_are_its_bytes(runner: Runner, text: str) -> None:
+    vocabulary = runner.vocabulary
+    assert b"".join(map(vocabulary.piece, vocabulary.tokenize(text))) == text.encode()
+
+
+def test_control_tokens_are_made_of_their_literals_only_when_asked_for(runner: Runner) -> None:
+    vocabulary = runner.vocabulary
+    assert vocabulary.control_tokens
+    for literal, token in vocabulary.control_tokens.items():
+        plain = vocabulary.tokenize(f"a{literal}b")
+        assert token not in plain
+        assert b"".join(map(vocabulary.piece, plain)) == f"a{literal}b".encode()
+        assert token in vocabulary.tokenize(f"a{literal}b", parse_special=True)
+        assert vocabulary.piece(token) == b"", "control tokens show nothing"
+
+
+def test_no_bos_is_added_by_tokenizing(runner: Runner) -> None:
+    vocabulary = runner.vocabulary
+    assert vocabulary.bos is not None
+    assert vocabulary.bos not in vocabulary.tokenize("Hello")
+    assert vocabulary.tokenize("") == []
+    assert isinstance(vocabulary.adds_bos, bool)
+
+
+def test_the_tokens_that_end_a_generation_are_control_tokens(runner: Runner) -> None:
+    vocabulary = runner.vocabulary
+    assert vocabulary.eos in vocabulary.eog_tokens
+    assert vocabulary.eog_tokens <= set(vocabulary.control_tokens.values())
+    assert all(0 <= token < vocabulary.size for token in vocabulary.eog_tokens)
+
+
+# ------------------------------------------------------------------------------------- close
+
+
+def test_closing_twice_is_closing_once_and_ends_the_tokenizer(make: Make) -> None:
+    runner = make(slots=1)
+    vocabulary = runner.vocabulary
+    assert vocabulary.tokenize("x")
+    runner.close()
+    runner.close()
+    with pytest.raises(EngineError, match="no longer loaded"):
+        vocabulary.tokenize("x")
+
+
+def test_an_abort_after_closing_is_harmless(make: Make) -> None:
+    runner = make(slots=1)
+    runner.close()
+    runner.abort()
+
+
+def test_threads_that_tokenize_while_the_model_is_freed_get_an_answer_or_an_error(
+    make: Make,
+) -> None:
+    runner = make(slots=1)
+    vocabulary = runner.vocabulary
+    expected = vocabulary.tokenize(SEA)
+    wrong: list[object] = []
+    begun = threading.Barrier(4)
+
+    def tokenize() -> None:
+        begun.wait(20)
+        while True:
+            try:
+                if vocabulary.tokenize(SEA) != expected:
+                    wrong.append("other tokens")
+            except EngineError:
+                return
+            except BaseException as error:
+                wrong.append(error)
+                return
+
+    threads = [threading.Thread(target=tokenize) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    begun.wait(20)
+    runner.close()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert not wrong
+
+
+# ============================================================================ llama.cpp alone
+
+
+@pytest.mark.parametrize(
+    ("seed", "native"),
+    [
+        (None, 0xFFFFFFFF),
+        (0, 0),
+        (1, 1),
+        (2**32 - 2, 2**32 - 2),
+        # Its checksum is, of all numbers, the one that would mean "random".
+        (2**32 - 1, 2**32 - 2),
+        (2**32, zlib.crc32((2**32).to_bytes(8, "little"))),
+        (2**63, zlib.crc32((2**63).to_bytes(8, "little"))),
+        (2**64 - 1, zlib.crc32(b"\xff" * 8)),
+    ],
+)
+def test_a_seed_maps_to_one_native_seed(seed: int | None, native: int) -> None:
+    assert native_seed(seed) == native
+
+
+def test_no_given_seed_ever_means_a_random_one() -> None:
+    edges = [2**bits + step for bits in range(65) for step in (-1, 0, 1)]
+    for seed in edges:
+        if 0 <= seed < 2**64:
+            assert 0 <= native_seed(seed) < 0xFFFFFFFF
+
+
+@pytest.fixture(scope="module")
+def small(smollm2: Path) -> Iterator[LlamaRunner]:
+    runner = load_llama(smollm2, slots=1)
+    yield runner
+    runner.close()
+
+
+@pytest.mark.real
+def test_the_facts_of_a_loaded_model_are_told(small: LlamaRunner) -> None:
+    info, vocabulary = small.info, small.vocabulary
+    assert (info.architecture, info.device, info.threads, info.gpu_layers) == (
+        "llama",
+        "cpu:0",
+        1,
+        0,
+    )
+    assert info.trained_ctx == 8192
+    assert info.chat_template is not None
+    assert "im_start" in info.chat_template
+    assert vocabulary.control_tokens["<|im_end|>"] == vocabulary.eos == 2
+    assert vocabulary.bos == vocabulary.control_tokens["<|im_start|>"] == 1
+    assert not vocabulary.adds_bos
+    assert {0, 2} <= vocabulary.eog_tokens
+
+
+@pytest.mark.real
+def test_gemma_wants_a_bos_and_ends_its_turns_with_its_own_token(gemma: Path) -> None:
+    runner = load_llama(gemma, slots=1)
+    vocabulary = runner.vocabulary
+    assert runner.info.architecture == "gemma3"
+    assert vocabulary.adds_bos
+    assert vocabulary.bos == vocabulary.control_tokens["<bos>"] == 2
+    assert vocabulary.control_tokens["<end_of_turn>"] in vocabulary.eog_tokens
+    assert b"".join(map(vocabulary.piece, vocabulary.tokenize("héllo"))) == "héllo".encode()
+    # Back to front through a sliding window that is larger than the context.
+    assert say(runner, SEA, 4) == say(runner, SEA, 4)
+    runner.close()
+    with pytest.raises(EngineError):
+        vocabulary.tokenize("x")
+
+
+@pytest.mark.real
+def test_a_context_beyond_the_trained_one_is_warned_about(smollm2: Path) -> None:
+    warnings: list[str] = []
+    load_llama(smollm2, slots=1, max_ctx=8448, warnings=warnings).close()
+    assert len(warnings) == 1
+    assert "8448" in warnings[0]
+    assert "8192" in warnings[0]
+
+
+@pytest.mark.real
+def test_context_and_pool_are_resolved_from_the_file(smollm2: Path) -> None:
+    runner = load_llama(smollm2, slots=2, max_ctx=None)
+    assert (runner.max_ctx, runner.pool) == (8192, 16384)
+    runner.close()
+
+
+@pytest.mark.real
+def test_a_batch_larger_than_the_chunk_and_the_slots_is_refused(small: LlamaRunner) -> None:
+    tokens = list(itertools.islice(itertools.cycle(tokens_of(small, SEA)), 130))
+    with pytest.raises(EngineError, match="129"):
+        small.decode([BatchSlice(0, 0, tokens, True)])
+    assert small.sequence_length(0) == 0
+
+
+@pytest.mark.real
+def test_a_reader_in_the_tokenizer_holds_up_no_other_reader_but_the_unloading(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load_llama(smollm2, slots=1)
+    vocabulary = runner.vocabulary
+    inside, leave = threading.Event(), threading.Event()
+    tokenize = llama_runner.llama.llama_tokenize
+
+    def slow(*arguments: Any) -> int:
+        inside.set()
+        assert leave.wait(20)
+        return int(tokenize(*arguments))
+
+    monkeypatch.setattr(llama_runner.llama, "llama_tokenize", slow)
+    reader = threading.Thread(target=vocabulary.tokenize, args=("a book",))
+    reader.start()
+    assert inside.wait(20)
+    assert vocabulary.piece(1000), "another reader is not held up"
+    closing = threading.Thread(target=runner.close)
+    closing.start()
+    while vocabulary._vocab is not None:
+        assert closing.is_alive()
+    with pytest.raises(EngineError):
+        vocabulary.tokenize("too late")
+    assert runner._model is not None, "it is not freed under a reader"
+    leave.set()
+    reader.join(20)
+    closing.join(20)
+    assert runner._model is None
+
+
+@pytest.mark.real
+def test_an_abort_ends_a_long_prefill_early_and_the_next_decode_is_whole(smollm2: Path) -> None:
+    runner = load_llama(smollm2, slots=2, max_ctx=1024, chunk=1024)
+    tokens = list(itertools.islice(itertools.cycle(tokens_of(runner, SEA + BREAD)), 600))
+    begin = time.perf_counter()
+    prefill(runner, 0, tokens)
+    full = time.perf_counter() - begin
+    runner.rewind(0, 0)
+    expected = say(runner, SEA, 4)
+
+    done = threading.Event()
+
+    def insist() -> None:
+        # Again and again: the first may come before the decode has begun, and the last after it
+        # has ended, which is what the next decode must not notice.
+        while not done.wait(0.005):
+            runner.abort()
+
+    thread = threading.Thread(target=insist)
+    thread.start()
+    begin = time.perf_counter()
+    outcome = runner.decode([BatchSlice(0, 0, tokens, True)])
+    took = time.perf_counter() - begin
+    done.set()
+    thread.join(20)
+    assert outcome is ABORTED
+    assert took < full / 2
+    assert runner.sequence_length(0) < 600
+    runner.abort()
+    runner.rewind(0, 0)
+    assert runner.sequence_length(0) == 0
+    assert say(runner, SEA, 4) == expected
+    runner.close()
+
+
+# ---------------------------------------------------------------------------- loads that fail
+
+
+@pytest.mark.real
+def test_a_file_without_a_model_in_it_is_a_load_error_with_llama_cpps_reason(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "hollow.gguf")
+    with pytest.raises(ModelLoadError) as caught:
+        load_llama(path)
+    assert str(path) in str(caught.value)
+    assert "llama.cpp gave no reason" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("content", [b"", b"Once upon a time", b"GGUF\x03\0\0\0"])
+def test_a_file_of_another_kind_is_a_load_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "story.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"story\.gguf"):
+        load_llama(path)
+
+
+@pytest.mark.real
+def test_a_truncated_model_is_a_load_error(smollm2: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.gguf"
+    with smollm2.open("rb") as file:
+        path.write_bytes(file.read(40_000_000))
+    with pytest.raises(ModelLoadError, match="cannot be loaded"):
+        load_llama(path)
+
+
+@pytest.mark.real
+def test_a_device_that_is_not_there_is_a_load_error_naming_those_that_are(smollm2: Path) -> None:
+    if llama_runner.gpu_devices():
+        pytest.skip("this build has GPUs")
+    with pytest.raises(ModelLoadError, match=r"no device cuda:0 here.*have: cpu:0"):
+        load_llama(smollm2, device=DevicePlacement("cuda", 0))
+
+
+@pytest.mark.real
+def test_any_cpu_group_and_auto_are_the_cpu_where_there_is_nothing_else(smollm2: Path) -> None:
+    if llama_runner.gpu_devices():
+        pytest.skip("this build has GPUs")
+    for device, name in ((DevicePlacement("cpu", 3), "cpu:3"), (None, "cpu:0")):
+        runner = load_llama(smollm2, slots=1, device=device)
+        assert runner.info.device == name
+        runner.close()
+
+
+@pytest.mark.real
+def test_stopping_while_loading_ends_the_loading(smollm2: Path) -> None:
+    stopped = threading.Event()
+    fractions: list[float] = []
+
+    def stop(fraction: float) -> None:
+        fractions.append(fraction)
+        stopped.set()
+
+    with pytest.raises(LoadingStopped):
+        load_llama(smollm2, on_progress=stop, stopped=stopped)
+    assert len(fractions) == 1
+
+
+@pytest.mark.real
+def test_progress_runs_from_none_to_all(smollm2: Path) -> None:
+    fractions: list[float] = []
+    load_llama(smollm2, slots=1, on_progress=fractions.append).close()
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+@pytest.mark.real
+def test_what_the_progress_callback_raises_ends_the_loading_and_comes_out(
+    smollm2: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class LoopIsGone(Exception):
+        pass
+
+    def gone(_: float) -> None:
+        raise LoopIsGone
+
+    with pytest.raises(LoopIsGone):
+        load_llama(smollm2, on_progress=gone)
+    assert capfd.readouterr().err == ""

@@ -29,6 +29,8 @@ log = logging.getLogger("dflash_trio.engine")
 
 WORKER_STOP_BOUND = 10.0
 """Seconds a worker may take to end after being told to, before it is abandoned."""
+STALL_CHECK_INTERVAL = 1.0
+"""Seconds between two looks at how long the step under way has taken."""
 
 
 @define(eq=False)
@@ -39,7 +41,12 @@ class Generation:
     prepared: PreparedPrompt
     events: trio.MemoryReceiveChannel[Event]
     retired: trio.Event = field(factory=trio.Event)
-    """Set when the engine holds nothing of it any more. Wait here before giving capacity back."""
+    """Set when the engine holds nothing of it any more: only then may its capacity be shown."""
+    settled: trio.Event = field(factory=trio.Event)
+    """Set when it is retired, or when its engine has stalled and may never say so. Whoever is to
+    give capacity back waits here, and leaves it to ``on_retired`` if it is not retired then."""
+    on_retired: Callable[[], None] | None = None
+    """Called once, on the event loop, if the retirement comes after all. Must not raise."""
     started_decoding: bool = False
     ended: bool = False
     """Finished or failed, as far as the engine is concerned."""
@@ -52,7 +59,9 @@ class Generation:
             self._cancel(self.id)
 
     def deliver(self, event: Event) -> None:
-        """Called by the client for each event, in order."""
+        """Called by the client for each event, in order. After an ending only Retired counts."""
+        if self.ended and not isinstance(event, Retired):
+            return
         match event:
             case TextDelta():
                 self.started_decoding = True
@@ -60,6 +69,9 @@ class Generation:
                 self.ended = True
             case Retired():
                 self.retired.set()
+                self.settled.set()
+                if self.on_retired is not None:
+                    self.on_retired()
         # A request that is gone reads no more; only `retired` still matters then.
         with contextlib.suppress(trio.BrokenResourceError):
             self._send.send_nowait(event)
@@ -93,6 +105,8 @@ class EngineClient:
         self._stop_requested = trio.Event()
         self._ended = trio.Event()
         self._load_error: str | None = None
+        # Unhealthy for a reason that may pass: it does once everybody is retired after all.
+        self._may_recover = False
 
     # --------------------------------------------------------------------------- lifetime
 
@@ -117,6 +131,7 @@ class EngineClient:
         self._worker = EngineWorker(self.name, self._load, deliver)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_thread, self._worker)
+            nursery.start_soon(self._watch, self._worker)
             try:
                 await self._loaded.wait()
                 if self.ready is not None:
@@ -142,6 +157,24 @@ class EngineClient:
             thread_name=f"engine {self.name}",
         )
 
+    async def _watch(self, worker: EngineWorker) -> None:
+        """Look out for a step that does not end. Runs until cancelled."""
+        while True:
+            await trio.sleep(STALL_CHECK_INTERVAL)
+            step = worker.clock.stalled()
+            if step is None or self.unhealthy_reason is not None:
+                continue
+            reason = (
+                f"the engine has stalled: a step of {step.tokens} tokens has taken more than "
+                f"{step.limit:.0f} s"
+            )
+            self.mark_unhealthy(reason, may_recover=True)
+            for generation in list(self._live.values()):
+                generation.deliver(Failed(reason))
+                # Should the step return after all, its sequences are retired before another.
+                worker.cancel(generation.id)
+                generation.settled.set()
+
     def stop(self) -> None:
         """End :meth:`run`, or the loading. What still generates is failed. Idempotent."""
         self._stop_requested.set()
@@ -155,11 +188,23 @@ class EngineClient:
     def healthy(self) -> bool:
         return self.ready is not None and self.unhealthy_reason is None
 
-    def mark_unhealthy(self, reason: str) -> None:
-        """Take no new requests from now on. The first reason stays."""
+    def mark_unhealthy(self, reason: str, *, may_recover: bool = False) -> None:
+        """Take no new requests from now on. The first reason stays.
+
+        ``may_recover``: until everybody who is in the engine now has been retired after all.
+        """
         if self.unhealthy_reason is None:
             log.error("%s is unhealthy: %s", self.name, reason)
             self.unhealthy_reason = reason
+            self._may_recover = may_recover
+        elif not may_recover:
+            self._may_recover = False
+
+    def _recover(self) -> None:
+        if self._may_recover and not self._live:
+            log.warning("%s is healthy again: its stalled step has returned", self.name)
+            self.unhealthy_reason = None
+            self._may_recover = False
 
     def submit(self, prepared: PreparedPrompt, hold: Hold) -> Generation:
         """Hand a sequence to the engine. Does not wait. Raises EngineFailed when it is dead."""
@@ -206,6 +251,7 @@ class EngineClient:
                     if isinstance(event, Retired):
                         del self._live[generation_id]
                     generation.deliver(event)
+                self._recover()
             case LoadProgress(fraction):
                 self._on_progress(fraction)
             case Ready():
@@ -225,6 +271,6 @@ class EngineClient:
                     generation.deliver(Retired())
                 self._live.clear()
                 if not self._stop_requested.is_set() and self._loaded.is_set():
-                    self.mark_unhealthy("the engine ended")
+                    self.mark_unhealthy("the engine ended")  # for good, whatever it was before
                 self._loaded.set()
                 self._ended.set()

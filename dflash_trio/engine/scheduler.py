@@ -47,8 +47,8 @@ class Scheduler:
     """Runs one model's sequences.
 
     ``chunk``: prefill tokens in one step, shared by all prompts. ``on_batch`` is told the
-    generations of each batch right before it is decoded, and the empty set right after: while
-    it names a generation, that one's tokens are on the device.
+    generations of each batch and its tokens right before it is decoded, and the empty set right
+    after: while it names a generation, that one's tokens are on the device.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Scheduler:
         ledger: KVLedger,
         *,
         chunk: int,
-        on_batch: Callable[[frozenset[int]], None] = lambda _: None,
+        on_batch: Callable[[frozenset[int], int], None] = lambda _generations, _tokens: None,
     ) -> None:
         self._runner = runner
         self._ledger = ledger
@@ -116,11 +116,14 @@ class Scheduler:
         """Plan, decode, take the outputs. Raises EngineError when the engine is lost."""
         planned = self.plan()
         while planned:
-            self._on_batch(frozenset(item.sequence.generation_id for item in planned))
+            self._on_batch(
+                frozenset(item.sequence.generation_id for item in planned),
+                sum(len(item.slice.tokens) for item in planned),
+            )
             try:
                 outcome = self._runner.decode([item.slice for item in planned])
             finally:
-                self._on_batch(frozenset())
+                self._on_batch(frozenset(), 0)
             self._steps += 1
             if outcome is DecodeOutcome.DONE:
                 self._take_outputs(planned)

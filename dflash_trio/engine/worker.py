@@ -22,6 +22,7 @@ from .admission import Hold, KVLedger
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
 from .scheduler import Delivery, Scheduler
 from .sequence import Sequence
+from .step_clock import StepClock
 
 log = logging.getLogger("dflash_trio.engine")
 
@@ -116,6 +117,8 @@ class EngineWorker:
         self._runner: ModelRunner | None = None
         self.statistics = EngineStatistics()
         """Published whole after each step; read from any thread."""
+        self.clock = StepClock()
+        """Whether a step is under way, and for how long it may be; read from any thread."""
         # Guards the pair below, held for bookkeeping only: an abort must never hit a batch that
         # somebody else has a share in, so "who is in the batch" and the abort itself go together.
         self._batch_lock = threading.Lock()
@@ -230,9 +233,13 @@ class EngineWorker:
                 case _Stop():
                     return False
 
-    def _on_batch(self, generations: frozenset[int]) -> None:
+    def _on_batch(self, generations: frozenset[int], tokens: int) -> None:
         with self._batch_lock:
             self._in_batch = generations
+        if generations:
+            self.clock.begin(tokens)
+        else:
+            self.clock.end()
 
     def _publish(self, scheduler: Scheduler) -> None:
         self.statistics = scheduler.statistics()

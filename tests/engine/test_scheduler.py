@@ -56,7 +56,10 @@ class Engine:
         )
         self.named: list[frozenset[int]] = []
         self.scheduler = Scheduler(
-            self.runner, self.ledger, chunk=chunk, on_batch=self.named.append
+            self.runner,
+            self.ledger,
+            chunk=chunk,
+            on_batch=lambda named, _: self.named.append(named),
         )
         self.stories: dict[int, Story] = {}
         self.holds: dict[int, Hold] = {}

@@ -1,0 +1,135 @@
+"""A step that does not end: found in bounded time, contained, forgiven when it ends after all."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from dflash_trio.engine import client as client_module
+from dflash_trio.engine import step_clock
+from dflash_trio.engine.client import EngineClient
+from dflash_trio.engine.step_clock import StepClock
+from dflash_trio.generation.errors import EngineFailed
+from dflash_trio.generation.events import Failed, Retired
+from dflash_trio.generation.request import PreparedPrompt, SamplingParams
+from tests.support.scripted import Gate, answer, scripted_load
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def stepped(clock: Clock, steps: StepClock, tokens: int, seconds: float) -> None:
+    steps.begin(tokens)
+    clock.now += seconds
+    steps.end()
+
+
+def test_before_any_measurement_a_step_may_take_ten_minutes() -> None:
+    clock = Clock()
+    steps = StepClock(clock)
+    steps.begin(512)
+    clock.now = 600.0
+    assert steps.stalled() is None
+    clock.now = 600.1
+    assert steps.stalled() is not None
+
+
+def test_no_step_counts_as_stalled_within_a_minute() -> None:
+    clock = Clock()
+    steps = StepClock(clock)
+    stepped(clock, steps, 1, 0.01)
+    steps.begin(1)
+    clock.now += 60.0
+    assert steps.stalled() is None
+    clock.now += 0.1
+    assert steps.stalled() is not None
+
+
+def test_a_large_step_may_take_ten_times_what_its_tokens_took_at_the_slowest() -> None:
+    clock = Clock()
+    steps = StepClock(clock)
+    for seconds in (0.5, 2.0, 0.1):  # a token
+        stepped(clock, steps, 10, seconds * 10)
+    steps.begin(512)
+    clock.now += 10 * 512 * 2.0
+    assert steps.stalled() is None
+    clock.now += 1
+    assert steps.stalled() is not None
+
+
+def test_between_steps_nothing_is_stalled_and_a_stalled_step_is_not_measured() -> None:
+    clock = Clock()
+    steps = StepClock(clock)
+    clock.now = 10_000.0
+    assert steps.stalled() is None
+    stepped(clock, steps, 1, 0.01)
+    stepped(clock, steps, 1, 1000.0)
+    steps.begin(1)
+    assert steps.under_way is not None
+    assert steps.under_way.limit == 60.0
+
+
+async def test_a_stalled_engine_fails_its_own_takes_nobody_and_recovers_when_the_step_returns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_clock, "STALL_UNMEASURED", 0.05)
+    monkeypatch.setattr(step_clock, "STALL_FLOOR", 0.05)
+    monkeypatch.setattr(client_module, "STALL_CHECK_INTERVAL", 0.01)
+    gate = Gate(open=False)
+    load = scripted_load(slots=2, before_decode=gate, script=answer("abc"))
+    client = EngineClient("m", load)
+    prepared = PreparedPrompt(tokens=(65, 62), max_tokens=9, sampling=SamplingParams(temperature=0))
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            ready = await nursery.start(client.run)
+            hold = ready.ledger.try_reserve(2, 9)
+            assert hold is not None
+            generation = client.submit(prepared, hold)
+            returned: list[bool] = []
+            generation.on_retired = lambda: returned.append(True)
+            await generation.settled.wait()
+            assert not generation.retired.is_set()
+            assert isinstance(await generation.events.receive(), Failed)
+            assert client.unhealthy_reason is not None
+            assert "stalled" in client.unhealthy_reason
+            with pytest.raises(EngineFailed):
+                client.submit(prepared, hold)
+            assert not returned
+            gate.open()
+            await generation.retired.wait()
+            assert returned == [True]
+            assert isinstance(await generation.events.receive(), Retired)
+            assert client.healthy
+            again = client.submit(prepared, hold)
+            await again.retired.wait()
+            client.stop()
+
+
+async def test_an_engine_that_dies_in_a_stalled_step_stays_unhealthy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_clock, "STALL_UNMEASURED", 0.05)
+    monkeypatch.setattr(client_module, "STALL_CHECK_INTERVAL", 0.01)
+    gate = Gate(open=False)
+
+    def stall_and_die(batch: object) -> None:
+        gate([])
+        raise RuntimeError("gone")
+
+    client = EngineClient("m", scripted_load(before_decode=stall_and_die))
+    prepared = PreparedPrompt(tokens=(65,), max_tokens=9, sampling=SamplingParams(temperature=0))
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            ready = await nursery.start(client.run)
+            hold = ready.ledger.try_reserve(1, 9)
+            assert hold is not None
+            generation = client.submit(prepared, hold)
+            await generation.settled.wait()
+            gate.open()
+            await generation.retired.wait()
+            assert not client.healthy
+            client.stop()

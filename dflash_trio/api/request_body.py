@@ -6,7 +6,7 @@ import trio
 from quart import Request
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout, UnsupportedMediaType
 
-from ..generation.errors import Draining
+from ..generation.errors import Draining, PreparationFull
 from ..routing.request_scope import RequestScope
 
 SLOWEST_BODY = 1024
@@ -35,8 +35,9 @@ async def read_body(
         await send_continue()
 
     data = bytearray()
-    outcome = "cut"
-    # Errors are raised after the nursery, which would wrap them in a group.
+    # What is raised after the nursery, which would wrap it in a group. Nothing else having ended
+    # the reading, it was the shutdown.
+    failure: Exception | None = Draining()
     async with trio.open_nursery() as nursery:
 
         async def give_up_when_draining() -> None:
@@ -50,25 +51,21 @@ async def read_body(
                 async for part in request.body:
                     data += part
                     if len(data) > max_bytes:
-                        outcome = "too large"
-                        break
+                        raise _too_large(max_bytes)
+                    if announced is None:
+                        scope.hold_body(len(part))
                     patience.deadline = begin + stall_timeout + len(data) / SLOWEST_BODY
-                else:
-                    outcome = "whole"
-            except RequestEntityTooLarge:
-                outcome = "too large"
+                failure = None
+            except RequestEntityTooLarge:  # ours, or the framework's, which names no size
+                failure = _too_large(max_bytes)
+            except PreparationFull as error:
+                failure = error
         if patience.cancelled_caught:
-            outcome = "too slow"
+            failure = RequestTimeout("The request body came too slowly or stopped.")
         nursery.cancel_scope.cancel()
-    if outcome == "whole":
-        if announced is None:
-            scope.hold_body(len(data))
-        return bytes(data)
-    if outcome == "too large":
-        raise _too_large(max_bytes)
-    if outcome == "too slow":
-        raise RequestTimeout("The request body came too slowly or stopped.")
-    raise Draining
+    if failure is not None:
+        raise failure
+    return bytes(data)
 
 
 def _too_large(max_bytes: int) -> RequestEntityTooLarge:

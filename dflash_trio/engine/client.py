@@ -45,7 +45,7 @@ class Generation:
     settled: trio.Event = field(factory=trio.Event)
     """Set when it is retired, or when its engine has stalled and may never say so. Whoever is to
     give capacity back waits here, and leaves it to ``on_retired`` if it is not retired then."""
-    on_retired: Callable[[], None] | None = None
+    on_retired: Callable[[], object] | None = None
     """Called once, on the event loop, if the retirement comes after all. Must not raise."""
     started_decoding: bool = False
     ended: bool = False
@@ -144,6 +144,9 @@ class EngineClient:
                 with trio.move_on_after(WORKER_STOP_BOUND, shield=True) as scope:
                     await self._ended.wait()
                 self.abandoned = scope.cancelled_caught
+                if self.abandoned:
+                    # Nobody will say any more what becomes of these.
+                    self._give_up("the engine did not end in time and was abandoned")
                 nursery.cancel_scope.cancel()  # lets go of a thread that is still there
         if self._load_error is not None:
             raise ModelLoadError(self._load_error)
@@ -169,11 +172,16 @@ class EngineClient:
                 f"{step.limit:.0f} s"
             )
             self.mark_unhealthy(reason, may_recover=True)
-            for generation in list(self._live.values()):
-                generation.deliver(Failed(reason))
+            self._give_up(reason)
+            for generation_id in self._live:
                 # Should the step return after all, its sequences are retired before another.
-                worker.cancel(generation.id)
-                generation.settled.set()
+                worker.cancel(generation_id)
+
+    def _give_up(self, reason: str) -> None:
+        """Fail everybody who is in the engine, without saying that they are out of it."""
+        for generation in self._live.values():
+            generation.deliver(Failed(reason))
+            generation.settled.set()
 
     def stop(self) -> None:
         """End :meth:`run`, or the loading. What still generates is failed. Idempotent."""

@@ -17,17 +17,18 @@ from ..generation.request import GenerationRequest
 from .reservation import Reservation
 from .router import Router
 
-RETIRE_BOUND = 60.0
-"""Seconds for an engine to retire a cancelled sequence, before its model counts as unhealthy."""
+RETIRE_BOUND = 900.0
+"""Seconds for an engine to retire a cancelled sequence. The engine's own watch over its steps ends
+the wait long before, for all but the slowest devices; this is for when even that fails."""
 
 
 class RequestScope:
     """Holds at most one reservation and sees to it that it is given back at the right time.
 
     Leaving the scope, however that comes about, cancels a generation that still runs, waits for
-    the engine to have retired it and only then releases. If the engine does not retire it within
-    ``retire_bound`` seconds, nothing is released: the model turns unhealthy instead of showing
-    capacity that is not there.
+    the engine to have retired it and only then releases. If the engine stalls, or does not retire
+    it within ``retire_bound`` seconds, the model is unhealthy instead of showing capacity that is
+    not there, and the release is left to the retirement, should it ever come.
     """
 
     def __init__(self, router: Router, *, retire_bound: float = RETIRE_BOUND) -> None:
@@ -98,13 +99,15 @@ class RequestScope:
         if generation is not None and not generation.retired.is_set():
             generation.cancel()
             # Shielded for retire_bound at most: capacity must not be shown free while the device
-            # still works for this request.
+            # still works for this request. Ends at once when the engine is found to have stalled.
             with trio.move_on_after(self._retire_bound, shield=True):
-                await generation.retired.wait()
+                await generation.settled.wait()
             if not generation.retired.is_set():
                 reservation.model.client.mark_unhealthy(
-                    f"a cancelled sequence was not retired within {self._retire_bound:g} s"
+                    f"a cancelled sequence was not retired within {self._retire_bound:g} s",
+                    may_recover=True,
                 )
+                reservation.release_when_retired()
                 return
         await reservation.release()
 

@@ -52,9 +52,21 @@ class Reservation:
 
         The capacity is free before the first checkpoint; waking is shielded by the router.
         """
+        if self._give_back():
+            await self._wake_waiters()
+
+    def release_when_retired(self) -> None:
+        """Leave the release to a retirement that may still come, from an engine that has stalled.
+
+        Until then the capacity stays taken. Waiters see the release with their next look.
+        """
+        assert self.generation is not None
+        self.generation.on_retired = self._give_back
+
+    def _give_back(self) -> bool:
         if self.released:
-            return
+            return False
         self.released = True
         self.model.ledger.release(self.hold)
         self._on_release(self)
-        await self._wake_waiters()
+        return True

@@ -15,6 +15,7 @@ bounded by the number of tasks in line, and may be shielded.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -40,6 +41,9 @@ from .reservation import Reservation
 from .served_model import ServedModel
 
 log = logging.getLogger("dflash_trio.routing")
+
+# For a thread whose place is held by other means.
+_NO_LIMIT = trio.CapacityLimiter(math.inf)
 
 RETRY_INTERVAL = 0.25
 """Seconds after which a waiter looks again although nobody woke it."""
@@ -94,6 +98,8 @@ class Router:
         self._held_body_bytes = 0
         self._draining = trio.Event()
         self._prepare_limiter = trio.CapacityLimiter(prepare_limit or 2 * usable_cores())
+        # Those who wait for a place there, so that a drain can tell them at once.
+        self._in_line: set[trio.CancelScope] = set()
         self._run_in_thread = run_in_thread
 
     # -------------------------------------------------------------------------- lifecycle
@@ -103,8 +109,10 @@ class Router:
         self.models = tuple(models)
 
     async def drain(self) -> None:
-        """Route nothing new from now on; every waiter gets Draining."""
+        """Route nothing new; who waits, for capacity or for preparation, gets Draining."""
         self._draining.set()
+        for line in self._in_line:
+            line.cancel()
         await self._wake_waiters()
 
     @property
@@ -200,18 +208,38 @@ class Router:
         return None
 
     async def _prepare(self, model: ServedModel, request: GenerationRequest) -> PreparedPrompt:
+        place = object()
         self._preparing += 1
         try:
-            # Not abandoned when cancelled: the thread reads the model's vocabulary, which must
-            # outlive it. Bounded by the template's and the tokenizer's own bounds.
-            return await self._run_in_thread(model.prepare, request, limiter=self._prepare_limiter)
+            with trio.CancelScope() as line:
+                self._in_line.add(line)
+                try:
+                    await self._prepare_limiter.acquire_on_behalf_of(place)
+                finally:
+                    self._in_line.discard(line)
+            if line.cancelled_caught:
+                raise Draining
+            try:
+                # Not abandoned when cancelled: the thread reads the model's vocabulary, which
+                # must outlive it. Bounded by the template's and the tokenizer's own bounds.
+                return await self._run_in_thread(model.prepare, request, limiter=_NO_LIMIT)
+            finally:
+                self._prepare_limiter.release_on_behalf_of(place)
         finally:
             self._preparing -= 1
 
     async def _wait(self, offers: Sequence[Offer], adopt: Adopt) -> Reservation:
+        while len(self._waiters) >= self._queue_limit:
+            if not self._somebody_may_go():
+                raise QueueFull(self._queue_limit)
+            # A place is as good as free: its waiter has capacity, and has only not run yet. It
+            # does when it is woken, so this ends after a turn or two.
+            await self._wake_waiters()
+            self.check_open()
+            reservation = self._take(policy.choose_candidates(offers), None, adopt)
+            if reservation is not None:
+                return reservation
         # Checked and counted with no await between: a burst cannot slip past the limit.
-        if len(self._waiters) >= self._queue_limit:
-            raise QueueFull(self._queue_limit)
         waiter = Waiter(tuple(offers), trio.current_time())
         self._waiters.append(waiter)
         try:
@@ -258,6 +286,16 @@ class Router:
                 older.overtaken += 1
             return reservation
         return None
+
+    def _somebody_may_go(self) -> bool:
+        """Whether some waiter could take capacity now, and just has not run yet."""
+        now = trio.current_time()
+        return any(
+            offer.has_capacity
+            and policy.may_take(offer, claimant=waiter, waiters=self._waiters, now=now)
+            for waiter in self._waiters
+            for offer in waiter.candidates
+        )
 
     def _fits_nowhere(self, offers: Sequence[Offer]) -> Exception:
         unhealthy = [model.name for model in self.models if not model.healthy]

@@ -171,6 +171,27 @@ async def refused_by_a_full_queue(cancelled_at: CancelAt) -> None:
         b.check_counters_zero()
 
 
+async def comes_when_a_full_queue_is_about_to_move(cancelled_at: CancelAt) -> None:
+    only = HandModel("only")
+    async with bench(only, queue_limit=1) as b:
+        hold = only.ledger.try_reserve(10, 10)
+        assert hold is not None
+        waiter = await b.arrive()
+        only.ledger.release(hold)
+
+        async def world() -> None:
+            await waiter.decided.wait()
+            await trio.sleep(PAUSE)
+            await waiter.finish()
+
+        b.nursery.start_soon(world)
+        await cancelled_at(lambda: whole_life(b))
+        await waiter.decided.wait()
+        assert waiter.served_at is not None
+        await trio.sleep(2 * PAUSE)
+        b.check_counters_zero()
+
+
 async def refused_by_a_template(cancelled_at: CancelAt) -> None:
     async with bench(HandModel("only", template=REFUSING_TEMPLATE)) as b:
         await cancelled_at(lambda: whole_life(b))
@@ -323,6 +344,7 @@ SCENARIOS: list[Scenario] = [
     waits_until_its_model_dies,
     waits_in_a_crowd,
     refused_by_a_full_queue,
+    comes_when_a_full_queue_is_about_to_move,
     refused_by_a_template,
     in_line_for_preparation,
     the_engine_retires_late,

@@ -140,6 +140,29 @@ async def test_an_engine_that_does_not_let_go_is_unhealthy_and_its_capacity_neve
     assert not reservation.released
     assert reservation in router.reservations
     assert only.free[0] == 1
+    # Should it let go after all, the capacity comes back and the model with it.
+    only.engine.retire_all()
+    assert reservation.released
+    assert only.healthy
+    check_counters_zero(router)
+
+
+async def test_an_engine_that_stalls_ends_the_wait_at_once_and_the_release_is_left_to_it(
+    autojump_clock: MockClock,
+) -> None:
+    only = HandModel("only", retires_cancelled=False)
+    router = new_router([only])
+    start = trio.current_time()
+    async with RequestScope(router) as scope:
+        reservation = await scope.reserve(ask())
+        generation = scope.submit()
+        generation.settled.set()
+    assert trio.current_time() == start
+    assert not reservation.released
+    assert not only.healthy
+    only.engine.retire_all()
+    assert reservation.released
+    check_counters_zero(router)
 
 
 async def test_submitting_to_a_dead_engine_fails_and_the_capacity_is_given_back_at_once(

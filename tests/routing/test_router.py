@@ -796,3 +796,36 @@ async def test_wait_draining_returns_with_the_drain(autojump_clock: MockClock) -
         await wait_all_tasks_blocked()
         assert len(nursery.child_tasks) == 1
         await b.router.drain()
+
+
+async def test_a_full_queue_that_is_about_to_move_refuses_nobody(autojump_clock: MockClock) -> None:
+    only = HandModel("only", slots=2)
+    async with bench(only, queue_limit=1) as b:
+        holders = [await b.arrive(), await b.arrive()]
+        waiter = await b.arrive()
+        # Two places come free at once, and a newcomer arrives before the waiter has run.
+        async with trio.open_nursery() as nursery:
+            for holder in holders:
+                nursery.start_soon(holder.finish)
+            newcomer = b.start(ask())
+        await newcomer.decided.wait()
+        await waiter.decided.wait()
+        assert (waiter.state, newcomer.state) == ("served", "served")
+
+
+async def test_a_drain_tells_those_in_line_for_preparation_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    async with bench(HandModel("only", slots=4), prepare_limit=1) as b:
+        gate = b.preparer.hold("only")
+        inside = b.start(ask())
+        await wait_all_tasks_blocked()
+        in_line = b.start(ask())
+        await wait_all_tasks_blocked()
+        await b.router.drain()
+        await in_line.decided.wait()
+        assert in_line.state == "refused"
+        assert inside.state == "undecided"
+        gate.set()
+        await inside.decided.wait()
+        assert inside.state == "refused"

@@ -146,7 +146,9 @@ class EngineClient:
                 self.abandoned = scope.cancelled_caught
                 if self.abandoned:
                     # Nobody will say any more what becomes of these.
-                    self._give_up("the engine did not end in time and was abandoned")
+                    reason = "the engine did not end in time and was abandoned"
+                    self.unhealthy_reason = self.unhealthy_reason or reason  # its owner logs it
+                    self._give_up(reason)
                 nursery.cancel_scope.cancel()  # lets go of a thread that is still there
         if self._load_error is not None:
             raise ModelLoadError(self._load_error)

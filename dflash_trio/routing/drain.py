@@ -5,8 +5,8 @@
 
 Draining: nothing new is taken, everybody who waits is told so, models that drain finish their
 requests and the others end theirs properly. Finalizing: every generation ends properly now.
-Cutting: what still could not be written is given up. Whoever runs the controller exits when the
-connections have ended; the phases only make sure that they do.
+Cutting: what still could not be written is given up, and the engines are told to end. Whoever runs
+the controller exits when the connections have ended; the phases only make sure that they do.
 """
 
 from __future__ import annotations
@@ -97,3 +97,7 @@ class DrainController:
         await trio.sleep(CUT_GRACE)
         self.phase = "cutting"
         self._connections.abort_connections()
+        # Nobody is left to generate for. An engine that hangs in a step is abandoned after its
+        # bound, and with that the requests that still wait for it to let go of them.
+        for model in self._router.models:
+            model.client.stop()

@@ -226,13 +226,17 @@ async def test_a_stream_without_a_token_gets_headers_after_patience_and_signs_of
 
 
 async def test_an_engine_that_fails_before_headers_is_a_500_and_after_them_an_error_event() -> None:
+    gate = Gate(open=False)
+
     def fail(batch: Any) -> None:
         if any(item.position > 6 for item in batch):
+            gate(batch)
             raise RuntimeError("the device fell off")
 
     load = scripted_load(script=answer("abcdefghij"), before_decode=fail)
     async with running((scripted_config("m"), load)) as server:
-        async with server.chatting("x", stream=True) as exchange:
+        async with server.held_slot("x") as exchange:
+            gate.open()
             answered = await exchange.read_rest()
         events = sse_events(answered.text)
         assert answered.status == 200

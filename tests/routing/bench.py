@@ -46,6 +46,7 @@ class HandEngine:
         """Not retired yet."""
         self.cancelled: list[int] = []
         self.finalized = 0
+        self.stopped = False
         self.statistics = EngineStatistics()
 
     def submit(self, generation_id: int, prepared: PreparedPrompt, hold: Hold) -> None:
@@ -60,6 +61,9 @@ class HandEngine:
 
     def finalize_all(self) -> None:
         self.finalized += 1
+
+    def stop(self) -> None:
+        self.stopped = True
 
     def retire(self, generation_id: int) -> None:
         """The engine ends a sequence and lets go of it. Once: later calls do nothing."""

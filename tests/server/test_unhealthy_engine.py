@@ -1,0 +1,114 @@
+"""An engine that stalls or dies: visible, contained, and never in the way of a shutdown."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+import pytest
+import trio
+
+from dflash_trio.engine import client as client_module
+from dflash_trio.engine import step_clock
+from dflash_trio.engine.model_runner import BatchSlice
+from tests.support.http_client import Answer, request
+from tests.support.running import RunningServer, running, scripted_process, sse_events
+from tests.support.scripted import Gate, answer, scripted_config, scripted_load
+
+
+@pytest.fixture
+def quick_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stalls are found in tenths of a second instead of minutes."""
+    monkeypatch.setattr(step_clock, "STALL_UNMEASURED", 0.2)
+    monkeypatch.setattr(step_clock, "STALL_FLOOR", 0.2)
+    monkeypatch.setattr(client_module, "STALL_CHECK_INTERVAL", 0.02)
+
+
+class StallsAfter:
+    """Steps of a sequence beyond a position wait at a gate."""
+
+    def __init__(self, position: int) -> None:
+        self.gate = Gate(open=False)
+        self._position = position
+
+    def __call__(self, batch: Sequence[BatchSlice]) -> None:
+        if any(item.position >= self._position for item in batch):
+            self.gate(batch)
+
+
+async def health(server: RunningServer) -> tuple[int, dict[str, object]]:
+    response = await request(server.port, "GET", "/health")
+    return response.status, response.json()
+
+
+@pytest.mark.usefixtures("quick_to_judge")
+async def test_a_stall_fails_its_own_requests_is_named_and_passes_when_the_step_returns() -> None:
+    stall = StallsAfter(6)
+    loads = [
+        (scripted_config("first"), scripted_load(before_decode=stall, script=answer("abcdefgh"))),
+        (scripted_config("second"), scripted_load(script=answer("2"))),
+    ]
+    async with running(*loads) as server:
+        whole: list[Answer] = []
+
+        async def ask() -> None:
+            whole.append(await server.chat("x"))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            # A stalled engine does not stall the status pages.
+            status = await server.until(lambda s: not s["models"][0]["health"]["healthy"])
+        assert "stalled" in status["models"][0]["health"]["reason"]
+        assert whole[0].status == 500
+        assert "stalled" in whole[0].error["message"]
+        code, body = await health(server)
+        assert (code, body["status"]) == (200, "degraded")
+        assert "first" in str(body["unhealthy"])
+        # The other model goes on, and the stalled one shows no capacity.
+        assert (await server.chat("x")).json()["model"] == "second"
+        assert status["models"][0]["slots"]["reserved"] == 1
+        assert (await server.status())["models"][0]["slots"]["available"] == 0
+        stall.gate.open()
+        await server.until(lambda s: s["models"][0]["health"]["healthy"])
+        await server.until_idle()
+        assert await health(server) == (200, {"status": "ok"})
+        assert (await server.chat("x")).json()["model"] == "first"
+
+
+@pytest.mark.usefixtures("quick_to_judge")
+async def test_waiters_that_fit_only_the_stalled_model_get_503_and_a_stream_gets_an_error() -> None:
+    stall = StallsAfter(6)
+    load = scripted_load(before_decode=stall, script=answer("abcdefgh"))
+    async with running((scripted_config("only"), load)) as server:
+        answers: dict[str, Answer] = {}
+
+        async def ask(name: str, stream: bool) -> None:
+            answers[name] = await server.chat("x", stream=stream)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, "active", True)
+            await server.until(lambda s: s["models"][0]["in_flight"]["decode"] == 1)
+            nursery.start_soon(ask, "waiting", False)
+        assert "stalled" in sse_events(answers["active"].text)[-1]["error"]["message"]
+        assert "[DONE]" not in answers["active"].text
+        assert answers["waiting"].status == 503
+        assert answers["waiting"].error["code"] == "model_unhealthy"
+        assert (await health(server))[0] == 503
+        assert (await server.chat("x")).status == 503
+        stall.gate.open()
+        await server.until(lambda s: s["models"][0]["health"]["healthy"])
+
+
+async def test_an_engine_that_does_not_end_is_abandoned_with_a_line_and_exit_1() -> None:
+    with scripted_process({"name": "stuck", "step_seconds": 60.0}) as server:
+        await server.until_ready()
+        async with server.chatting("x"):
+            await server.until(lambda s: s["models"][0]["slots"]["reserved"] == 1)
+            server.signal()
+            # Another number: two pending signals of one number are one to the kernel.
+            server.signal(signal.SIGINT)
+            before = trio.current_time()
+            # Two seconds until what cannot be written is cut, ten for the engine to end.
+            assert await server.exit_code(30) == 1
+            assert trio.current_time() - before < 20
+    assert "stuck did not end in time and was abandoned" in server.log

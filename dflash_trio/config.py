@@ -99,6 +99,9 @@ class ModelConfig:
     sampling: SamplingDefaults = field(factory=SamplingDefaults)
     on_sigterm: SigtermPolicy | None = None
     """``None``: ``drain`` with one slot, ``finalize`` with more."""
+    given: frozenset[str] = field(default=frozenset(), eq=False)
+    """The fields above (``sampling.top_k`` for one of those) that the operator wrote down, for
+    the pages that say where a value comes from."""
 
     @property
     def sigterm_policy(self) -> SigtermPolicy:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import trio
-from quart import Request, Response, request
+from quart import Request, Response, g, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
@@ -22,10 +22,18 @@ from ..routing.router import Router
 from . import introspection, sse
 from .access import AccessPolicy
 from .chat_completions import ChatEncoder, error_before_headers
-from .chat_request import ChatCall, parse_chat_call
+from .chat_request import parse_chat_call
 from .connection import RequestConnection, request_scope
-from .error_responses import INTERNAL_ERROR, ErrorAnswer, answer_for, http_answer
+from .error_responses import (
+    INTERNAL_ERROR,
+    ErrorAnswer,
+    answer_for,
+    http_answer,
+    speaks_anthropic,
+)
+from .off_loop import parse_body
 from .request_body import read_body
+from .token_routes import TokenRoutes
 
 log = logging.getLogger("dflash_trio.api")
 
@@ -33,8 +41,6 @@ FIRST_BYTE_PATIENCE = 10.0
 """Seconds after the reservation before a stream's headers go out without a token."""
 KEEP_ALIVE_INTERVAL = 15.0
 """Seconds without a token before a stream gets a sign of life."""
-LARGE_BODY = 64 * 1024
-"""Bytes from which a body is parsed on a thread: below, the hop costs more than the parsing."""
 FINGERPRINT = f"dflash-trio-{__version__}"
 
 
@@ -83,6 +89,9 @@ class DflashApp(QuartTrio):
         route("/models", self._models, ["GET"])
         route("/models/<path:name>", self._model, ["GET"])
         route("/health", self._health, ["GET"])
+        route("/props", self._props, ["GET"])
+        for path, view in TokenRoutes(self.router, self._read_body).table().items():
+            route(path, view, ["POST"])
         self.add_url_rule("/status/json", "status", self._status, methods=["GET"])
         self.before_request(self._admit)
         self.after_request(self._identify)
@@ -101,7 +110,9 @@ class DflashApp(QuartTrio):
         return None
 
     async def _identify(self, response: Response) -> Response:
-        response.headers["x-request-id"] = _request_id(request)
+        response.headers["x-request-id"] = _request_id()
+        if speaks_anthropic(request.path):
+            response.headers["request-id"] = _request_id()
         if self.router.draining:
             response.headers["connection"] = "close"
         return response
@@ -141,19 +152,30 @@ class DflashApp(QuartTrio):
             return _respond(http_answer(404, f"No loaded model is called {name[:128]!r}."))
         return _json_response(introspection.model_entry(model))
 
+    async def _props(self) -> Response:
+        properties = [model.properties() for model in self.router.models]
+        return _json_response(introspection.props_body(self.server_status(), properties))
+
     async def _status(self) -> Response:
         return _json_response(introspection.status_body(self.server_status()))
 
     # --------------------------------------------------------------------------- generation
 
-    async def _chat_completions(self) -> Response:
-        scope = request_scope(request)
+    async def _read_body(self) -> bytes:
         raw = await read_body(
-            request, scope, max_bytes=self._max_body_bytes, stall_timeout=self._stall_timeout
+            request,
+            request_scope(request),
+            max_bytes=self._max_body_bytes,
+            stall_timeout=self._stall_timeout,
         )
         self.router.check_open()
         self.router.check_body_size(len(raw))
-        call = await self._parse(parse_chat_call, raw)
+        return raw
+
+    async def _chat_completions(self) -> Response:
+        scope = request_scope(request)
+        raw = await self._read_body()
+        call = await parse_body(parse_chat_call, raw)
         del raw
         reservation = await scope.reserve(call.request)
         patience = trio.current_time() + self._first_byte_patience
@@ -163,12 +185,6 @@ class DflashApp(QuartTrio):
         if call.stream:
             return await self._stream(generation, encoder, headers, patience)
         return await self._whole(generation, encoder, headers)
-
-    @staticmethod
-    async def _parse(parse: Callable[[bytes], ChatCall], raw: bytes) -> ChatCall:
-        if len(raw) < LARGE_BODY:
-            return parse(raw)
-        return await trio.to_thread.run_sync(parse, raw)
 
     async def _whole(
         self, generation: Generation, encoder: ChatEncoder, headers: dict[str, str]
@@ -256,12 +272,13 @@ def _log_early_end(generation: Generation, finished: Finished) -> None:
         )
 
 
-def _request_id(request: Request) -> str:
-    """The client's own id if it is printable and short, else a new one."""
-    given = request.headers.get("X-Request-Id", "")
-    if 0 < len(given) <= 128 and given.isascii() and given.isprintable():
-        return given
-    return f"req_{uuid.uuid4().hex}"
+def _request_id() -> str:
+    """The current request's id: the client's own if it is printable and short, else a new one."""
+    if "request_id" not in g:
+        given = request.headers.get("X-Request-Id", "")
+        fine = 0 < len(given) <= 128 and given.isascii() and given.isprintable()
+        g.request_id = given if fine else f"req_{uuid.uuid4().hex}"
+    return str(g.request_id)
 
 
 def header_text(text: str) -> str:
@@ -282,4 +299,5 @@ def _json_response(body: Any, status: int = 200) -> Response:
 
 
 def _respond(answer: ErrorAnswer) -> Response:
-    return Response(answer.openai_json(), answer.status, answer.all_headers())
+    body = answer.json_for(request.path, _request_id())
+    return Response(body, answer.status, answer.all_headers())

@@ -11,7 +11,7 @@ from ..generation.errors import InvalidRequest
 from ..generation.request import MAX_SEED, GenerationRequest, Message, SamplingOverrides
 from ..text.messages import content_text
 from .json_body import json_type_name, parse_json_object, printable
-from .validation import FieldProblem, converter, in_range, structure
+from .validation import FieldProblem, converter, in_range, refuse_unavailable, structure
 
 ROLES = ("system", "developer", "user", "assistant")
 MAX_STOPS = 64
@@ -159,7 +159,6 @@ converter.register_structure_hook(LogitBias, lambda v, t: LogitBias(_structure_b
 
 
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
-    # Refused rather than ignored: a client that forces a schema or a tool must not get free text.
     "tools": (None, []),
     "tool_choice": (None, "auto", "none"),
     "functions": (None, []),
@@ -214,16 +213,14 @@ class ChatCall:
     request: GenerationRequest
     stream: bool
     include_usage: bool
+    model: str | None
+    """What the body calls the model; it selects nothing."""
 
 
 def parse_chat_call(raw: bytes) -> ChatCall:
     """Read and check a body. Raises InvalidRequest. CPU-bound, linear in the body."""
     data = parse_json_object(raw)
-    for name, harmless in _ASKS_FOR_NOTHING.items():
-        value = data.get(name)
-        # By type too: 0 == False, and {"top_logprobs": false} is no number.
-        if not any(type(value) is type(h) and value == h for h in harmless):
-            raise InvalidRequest(f"{name}: is not available yet; leave it out.", param=name)
+    refuse_unavailable(data, _ASKS_FOR_NOTHING)
     arguments = data.get("chat_template_kwargs")
     if arguments is not None and not isinstance(arguments, dict):
         raise InvalidRequest(
@@ -268,7 +265,12 @@ def parse_chat_call(raw: bytes) -> ChatCall:
         continue_final=continues,
         template_arguments=arguments or {},
     )
-    return ChatCall(request, stream=chat.stream is True, include_usage=chat.includes_usage)
+    return ChatCall(
+        request,
+        stream=chat.stream is True,
+        include_usage=chat.includes_usage,
+        model=chat.model,
+    )
 
 
 def known_fields() -> frozenset[str]:

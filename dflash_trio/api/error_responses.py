@@ -1,4 +1,9 @@
-"""The domain's errors as HTTP answers, in the shape of the API that was called."""
+"""The domain's errors as HTTP answers, in the shape of the API that was called.
+
+Routes raise and never care about shapes: which API was called, and so which shape its errors have,
+is decided here, by the path alone. So a path that leads nowhere, a refused key and a body that is
+not JSON are told in the same shape as everything else under that path.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,18 @@ from ..generation.errors import (
     PromptTooLong,
     QueueFull,
     Unhealthy,
+    UnknownModel,
 )
+
+_ANTHROPIC_PATHS = ("/v1/messages", "/messages")
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+"""The others are ``invalid_request_error`` below 500 and ``api_error`` from there."""
 
 
 @frozen
@@ -46,6 +62,21 @@ class ErrorAnswer:
             }
         }
 
+    def anthropic_body(self, request_id: str) -> dict[str, Any]:
+        other = "api_error" if self.status >= 500 else "invalid_request_error"
+        return {
+            "type": "error",
+            "error": {
+                "type": _ANTHROPIC_TYPES.get(self.status, other),
+                "message": self.message,
+            },
+            "request_id": request_id,
+        }
+
+    def body_for(self, path: str, request_id: str) -> dict[str, Any]:
+        """The body in the shape that clients of this path read."""
+        return self.anthropic_body(request_id) if speaks_anthropic(path) else self.openai_body()
+
     def all_headers(self) -> dict[str, str]:
         headers = {"content-type": "application/json", **self.headers}
         if self.retry_after is not None:
@@ -54,8 +85,13 @@ class ErrorAnswer:
             headers["connection"] = "close"
         return headers
 
-    def openai_json(self) -> str:
-        return json.dumps(self.openai_body(), ensure_ascii=True)
+    def json_for(self, path: str, request_id: str) -> str:
+        return json.dumps(self.body_for(path, request_id), ensure_ascii=True)
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether a path belongs to Anthropic's Messages API; mistyped ends of it do too."""
+    return path.startswith(_ANTHROPIC_PATHS)
 
 
 _UNAVAILABLE: dict[type[GenerationError], tuple[str, int]] = {
@@ -92,6 +128,10 @@ def answer_for(error: GenerationError) -> ErrorAnswer:
     if isinstance(error, InvalidRequest):
         return ErrorAnswer(
             400, message, "invalid_request_error", param=error.param, code=error.code
+        )
+    if isinstance(error, UnknownModel):
+        return ErrorAnswer(
+            404, message, "invalid_request_error", param="model", code="model_not_found"
         )
     if isinstance(error, EngineFailed):
         return ErrorAnswer(500, message, "server_error", code="engine_failed")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from ..generation.status import ModelStatus, ServerStatus
+from .. import __version__
+from ..generation.status import ModelProperties, ModelStatus, ServerStatus
 
 _STARTED = int(time.time())
 
@@ -29,24 +31,46 @@ def model_list(status: ServerStatus) -> dict[str, Any]:
     return {
         "object": "list",
         "data": [model_entry(model) for model in status.models],
-        "models": [
-            {"name": model.name, "model": model.name, "aliases": list(model.aliases)}
-            for model in status.models
-        ],
+        "models": [_llama_server_entry(model) for model in status.models],
     }
 
 
 def model_entry(model: ModelStatus) -> dict[str, Any]:
     """One model as OpenAI describes it, with its room beside."""
-    room = min(model.max_ctx, model.ledger.pool)
     return {
         "id": model.name,
         "object": "model",
         "created": _STARTED,
         "owned_by": "dflash_trio",
         "aliases": list(model.aliases),
-        "context_length": room,
-        "max_model_len": room,
+        "context_length": model.room,
+        "max_model_len": model.room,
+        "meta": {"n_ctx_train": model.trained_ctx, "n_vocab": model.vocab_size},
+    }
+
+
+def _llama_server_entry(model: ModelStatus) -> dict[str, Any]:
+    # Its clients read the first two; the empty rest is there for those that insist on the keys.
+    return {
+        "name": model.name,
+        "model": model.name,
+        "aliases": list(model.aliases),
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion"],
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": model.architecture,
+            "families": [model.architecture],
+            "parameter_size": "",
+            "quantization_level": "",
+        },
     }
 
 
@@ -66,7 +90,43 @@ def status_body(status: ServerStatus) -> dict[str, Any]:
     }
 
 
+def props_body(status: ServerStatus, properties: Sequence[ModelProperties]) -> dict[str, Any]:
+    """The body of ``/props``: the primary in llama-server's words, then every model in ours.
+
+    ``properties``: of the models of ``status``, in its order; at least one.
+    """
+    primary, its = status.models[0], properties[0]
+    return {
+        "default_generation_settings": {
+            "n_ctx": primary.max_ctx,
+            "params": {name: default.value for name, default in its.sampling.items()}
+            | {"n_predict": its.limits["default_max_tokens"].value},
+        },
+        "total_slots": primary.ledger.slots,
+        "model_alias": primary.name,
+        "model_path": primary.path,
+        "modalities": {"vision": False, "audio": False},
+        "chat_template": its.chat_template,
+        "bos_token": its.bos_token,
+        "eos_token": its.eos_token,
+        "build_info": f"dflash-trio {__version__}",
+        "models": [
+            _model_status(model)
+            | {
+                "defaults": {name: attrs.asdict(d) for name, d in prop.sampling.items()},
+                "limits": {name: attrs.asdict(d) for name, d in prop.limits.items()},
+                "chat_template_source": prop.chat_template,
+                "bos_token": prop.bos_token,
+                "eos_token": prop.eos_token,
+            }
+            for model, prop in zip(status.models, properties, strict=True)
+        ],
+        "routing": attrs.asdict(status.router),
+    }
+
+
 def _model_status(model: ModelStatus) -> dict[str, Any]:
+    ledger, engine = model.ledger, model.engine
     return {
         "name": model.name,
         "aliases": list(model.aliases),
@@ -77,20 +137,27 @@ def _model_status(model: ModelStatus) -> dict[str, Any]:
         "primary": model.priority == 0,
         "max_ctx": model.max_ctx,
         "trained_ctx": model.trained_ctx,
-        "slots": {"total": model.ledger.slots, "reserved": model.ledger.slots_reserved},
+        "slots": {
+            "total": ledger.slots,
+            "reserved": ledger.slots_reserved,
+            "available": model.slots_available,
+        },
         "kv_pool": {
-            "total": model.ledger.pool,
-            "committed": model.ledger.committed,
-            "used": model.engine.cells_used,
+            "total": ledger.pool,
+            "committed": ledger.committed,
+            "used": engine.cells_used,
             "cached": 0,
+            "available": model.cells_available,
         },
         "in_flight": dict(model.in_flight),
+        "paused": engine.sequences_paused,
+        "draft": attrs.asdict(model.draft),
         "engine": {
-            "steps": model.engine.steps,
-            "sequences_prefilling": model.engine.sequences_prefilling,
-            "sequences_decoding": model.engine.sequences_decoding,
-            "prompt_tokens": model.engine.prompt_tokens,
-            "completion_tokens": model.engine.completion_tokens,
+            "steps": engine.steps,
+            "sequences_prefilling": engine.sequences_prefilling,
+            "sequences_decoding": engine.sequences_decoding,
+            "prompt_tokens": engine.prompt_tokens,
+            "completion_tokens": engine.completion_tokens,
         },
         "health": {"healthy": model.healthy, "reason": model.unhealthy_reason},
         "drains": model.drains,

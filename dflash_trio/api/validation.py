@@ -7,7 +7,7 @@ number, an integer is no string) and the translation of its errors into one sent
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import attrs
@@ -40,6 +40,19 @@ def structure(cls: type[T], data: dict[str, Any]) -> T:
     except FieldProblem as error:
         path, problem = error.where, str(error)
     raise InvalidRequest(f"{path}: {problem}." if path else f"{problem}.", param=path or None)
+
+
+def refuse_unavailable(data: Mapping[str, Any], harmless: Mapping[str, Sequence[Any]]) -> None:
+    """Raise InvalidRequest for a key of ``harmless`` with a value that is none of those there.
+
+    For features that are not available yet: a client that forces one must not get an answer
+    without it.
+    """
+    for name, values in harmless.items():
+        value = data.get(name)
+        # By type too: 0 == False, and {"top_logprobs": false} is no number.
+        if not any(type(value) is type(h) and value == h for h in values):
+            raise InvalidRequest(f"{name}: is not available yet; leave it out.", param=name)
 
 
 def in_range(

@@ -44,6 +44,7 @@ def _model(block: Block) -> ModelConfig:
     if template is not None:
         read_file(template.value, template.spelling, template.where)
     fields = _fields(block.values)
+    given = frozenset(fields)
     sampling = {
         name.removeprefix(_SAMPLING): fields.pop(name)
         for name in list(fields)
@@ -54,6 +55,7 @@ def _model(block: Block) -> ModelConfig:
         name=block.name,
         position=block.position,
         sampling=SamplingDefaults(**sampling),
+        given=given,
         **fields,
     )
 

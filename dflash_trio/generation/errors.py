@@ -100,6 +100,28 @@ class EngineFailed(GenerationError):
     """The engine died, or could not go on with this request."""
 
 
+class ModelNotNamed(InvalidRequest):
+    """Several models are loaded, and what was asked depends on which one is meant."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__(
+            "model: is required here, since several models are loaded and each has its own "
+            f"tokenizer: {', '.join(names)}.",
+            param="model",
+        )
+
+
+class UnknownModel(GenerationError):
+    """No loaded model has this name, and the name matters."""
+
+    def __init__(self, shown_name: str, names: Sequence[str]) -> None:
+        """``shown_name``: what was asked for, in a form fit for a message."""
+        super().__init__(
+            f"No loaded model is called {shown_name}. Loaded: {', '.join(names)}; "
+            "aliases count as names."
+        )
+
+
 class Unhealthy(GenerationError):
     """Only models whose engine is unhealthy could take this request."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from attrs import field, frozen
 
 
@@ -23,6 +25,7 @@ class EngineStatistics:
     steps: int = 0
     sequences_prefilling: int = 0
     sequences_decoding: int = 0
+    sequences_paused: int = 0
     cells_used: int = 0
     """KV cells that hold a token now."""
     prompt_tokens: int = 0
@@ -35,8 +38,19 @@ class PlacementStatus:
     """Where a model landed."""
 
     target_device: str
+    draft_device: str | None
+    """``None``: it has no draft."""
     threads: int
     gpu_layers: int
+
+
+@frozen
+class DraftStatus:
+    """A model's speculative decoding. All ``None``: it has none."""
+
+    kind: str | None = None
+    acceptance: float | None = None
+    """The share of drafted tokens that were accepted, 0 to 1; ``None`` before the first."""
 
 
 @frozen
@@ -52,16 +66,56 @@ class ModelStatus:
     """0 is the primary."""
     max_ctx: int
     trained_ctx: int
+    vocab_size: int
     ledger: LedgerStatistics
     engine: EngineStatistics
     in_flight: dict[str, int]
     """Reservations by phase: reserved, prefill, decode, draining."""
+    draft: DraftStatus
     healthy: bool
     unhealthy_reason: str | None
     drains: bool
     """True: finishes its requests at shutdown; False: finalizes them."""
     chat_template: str
     """Where the template came from: the file's own, a given file, or a built-in one."""
+
+    @property
+    def room(self) -> int:
+        """The longest prompt plus answer of one sequence, in tokens."""
+        return min(self.max_ctx, self.ledger.pool)
+
+    @property
+    def slots_available(self) -> int:
+        """Slots that a request could have now. An unhealthy model has none."""
+        return self.ledger.slots - self.ledger.slots_reserved if self.healthy else 0
+
+    @property
+    def cells_available(self) -> int:
+        """KV cells that could be promised now. An unhealthy model has none."""
+        return self.ledger.pool - self.ledger.committed if self.healthy else 0
+
+
+@frozen
+class Default:
+    """What stands in for a value that a request leaves open, or bounds it."""
+
+    value: float | int | str | None
+    source: Literal["flag", "built-in"]
+    """Written down by the operator, or decided by the server."""
+
+
+@frozen
+class ModelProperties:
+    """What does not change about a served model while it runs."""
+
+    sampling: dict[str, Default]
+    limits: dict[str, Default]
+    """In tokens, slots and KV cells."""
+    chat_template: str
+    """Its source text."""
+    bos_token: str
+    eos_token: str
+    """Spelled out; empty if there is none."""
 
 
 @frozen

@@ -7,17 +7,28 @@ its engine. Preparing a prompt is pure and thread-safe, so it can run off the ev
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..config import ModelConfig
 from ..engine.admission import KVLedger
 from ..engine.client import EngineClient
 from ..engine.model_runner import EngineError, ModelInfo, Vocabulary
 from ..generation.errors import InvalidRequest
-from ..generation.request import GenerationRequest, PreparedPrompt, resolve_sampling
-from ..generation.status import ModelStatus, PlacementStatus
+from ..generation.request import (
+    GenerationRequest,
+    PreparedPrompt,
+    SamplingOverrides,
+    resolve_sampling,
+)
+from ..generation.status import (
+    Default,
+    DraftStatus,
+    ModelProperties,
+    ModelStatus,
+    PlacementStatus,
+)
 from ..text.builtin_templates import default_template
-from ..text.chat_template import ChatTemplate, TemplateRefused
+from ..text.chat_template import ChatTemplate, RenderedPrompt, TemplateRefused
 from ..text.control_tokens import Segment
 from ..text.messages import normalise
 
@@ -50,6 +61,7 @@ class ServedModel:
         self._vocabulary = vocabulary
         self._token_of = vocabulary.control_tokens
         literals = {token: literal for literal, token in vocabulary.control_tokens.items()}
+        self._literal_of = literals
         self._template_stops: tuple[str, ...] = ()
         if template_source is not None:
             self.template_origin = f"file {config.chat_template_file}"
@@ -65,10 +77,13 @@ class ServedModel:
             self._template_stops = tuple(
                 stop for stop in built_in.stop_strings if stop not in vocabulary.control_tokens
             )
+        self._template_source = template_source
+        self._bos_token = literals.get(vocabulary.bos, "") if vocabulary.bos is not None else ""
+        self._eos_token = literals.get(vocabulary.eos, "") if vocabulary.eos is not None else ""
         self._template = ChatTemplate(
             template_source,
-            bos_token=literals.get(vocabulary.bos, "") if vocabulary.bos is not None else "",
-            eos_token=literals.get(vocabulary.eos, "") if vocabulary.eos is not None else "",
+            bos_token=self._bos_token,
+            eos_token=self._eos_token,
             label=config.block_label,
             control_literals=vocabulary.control_tokens,
         )
@@ -81,6 +96,10 @@ class ServedModel:
     def healthy(self) -> bool:
         return self.client.healthy
 
+    def is_called(self, name: str) -> bool:
+        """Whether this is its name or one of its aliases."""
+        return name == self.name or name in self.config.aliases
+
     # ------------------------------------------------------------------------- preparing
 
     def prepare(self, request: GenerationRequest) -> PreparedPrompt:
@@ -90,8 +109,7 @@ class ServedModel:
         for what this model's template, vocabulary or limits refuse.
         """
         tokens = self.tokenize_chat(request)
-        default = self.config.default_max_tokens or min(DEFAULT_MAX_TOKENS, self.ledger.room)
-        wanted = request.max_tokens or default
+        wanted = request.max_tokens or self._default_max_tokens
         sampling = resolve_sampling(request.sampling, self.config.sampling)
         for token, _ in sampling.logit_bias:
             if not 0 <= token < self._vocabulary.size:
@@ -113,18 +131,7 @@ class ServedModel:
 
     def tokenize_chat(self, request: GenerationRequest) -> tuple[int, ...]:
         """The prompt's tokens, with exactly one BOS if the model wants one."""
-        try:
-            rendered = self._template.render(
-                normalise(request.messages),
-                add_generation_prompt=not request.continue_final,
-                continue_final=request.continue_final,
-                extra=request.template_arguments,
-            )
-        except TemplateRefused as error:
-            raise InvalidRequest(
-                f"The chat template of {self.name} refuses this conversation: {error}",
-                param="messages",
-            ) from error
+        rendered = self.render_chat(request)
         try:
             tokens = self._with_one_bos(self._tokenize(rendered.segments))
         except EngineError as error:
@@ -137,6 +144,25 @@ class ServedModel:
                 param="messages",
             )
         return tokens
+
+    def render_chat(self, request: GenerationRequest) -> RenderedPrompt:
+        """The prompt as this model's template writes it. Raises InvalidRequest if it refuses."""
+        try:
+            return self._template.render(
+                normalise(request.messages),
+                add_generation_prompt=not request.continue_final,
+                continue_final=request.continue_final,
+                extra=request.template_arguments,
+            )
+        except TemplateRefused as error:
+            raise InvalidRequest(
+                f"The chat template of {self.name} refuses this conversation: {error}",
+                param="messages",
+            ) from error
+
+    @property
+    def _default_max_tokens(self) -> int:
+        return self.config.default_max_tokens or min(DEFAULT_MAX_TOKENS, self.ledger.room)
 
     def _tokenize(self, segments: Iterable[Segment]) -> list[int]:
         tokens: list[int] = []
@@ -159,6 +185,35 @@ class ServedModel:
             return (bos, *tokens[start:])
         return tuple(tokens) if tokens else (bos,)
 
+    # -------------------------------------------------------------------------- raw text
+
+    @property
+    def vocabulary_size(self) -> int:
+        return self._vocabulary.size
+
+    def tokenize_text(
+        self, text: str, *, add_special: bool, parse_special: bool
+    ) -> tuple[int, ...]:
+        """The tokens of a raw text. CPU-bound. Raises EngineError once the model is unloaded.
+
+        ``parse_special``: literals of control tokens become those tokens. ``add_special``: begin
+        with exactly one BOS if the model wants one, also where the text spells one out.
+        """
+        tokens = self._vocabulary.tokenize(text, parse_special=parse_special)
+        return self._with_one_bos(tokens) if add_special else tuple(tokens)
+
+    def piece(self, token: int) -> bytes:
+        """What a token stands for; control tokens by their literals.
+
+        Raises EngineError once the model is unloaded.
+        """
+        literal = self._literal_of.get(token)
+        return literal.encode() if literal is not None else self._vocabulary.piece(token)
+
+    def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of tokens; bytes that are no whole character become U+FFFD."""
+        return b"".join(map(self.piece, tokens)).decode("utf-8", "replace")
+
     # ------------------------------------------------------------------------ inspection
 
     def status(self, priority: int, phases: Iterable[str]) -> ModelStatus:
@@ -170,15 +225,58 @@ class ServedModel:
             aliases=self.config.aliases,
             path=self.config.path,
             architecture=self.info.architecture,
-            placement=PlacementStatus(self.info.device, self.info.threads, self.info.gpu_layers),
+            placement=PlacementStatus(
+                target_device=self.info.device,
+                draft_device=None,
+                threads=self.info.threads,
+                gpu_layers=self.info.gpu_layers,
+            ),
             priority=priority,
             max_ctx=self.ledger.max_ctx,
             trained_ctx=self.info.trained_ctx,
+            vocab_size=self.info.vocab_size,
             ledger=self.ledger.statistics(),
             engine=self.client.statistics,
             in_flight=in_flight,
+            draft=DraftStatus(),
             healthy=self.healthy,
             unhealthy_reason=self.client.unhealthy_reason,
             drains=self.config.sigterm_policy == "drain",
             chat_template=self.template_origin,
+        )
+
+    def properties(self) -> ModelProperties:
+        """What stays as it is while the model runs, and who decided it."""
+        config, given = self.config, self.config.given
+
+        def default(field: str, value: float | None) -> Default:
+            return Default(value, "flag" if field in given else "built-in")
+
+        sampling = resolve_sampling(SamplingOverrides(), config.sampling)
+        return ModelProperties(
+            sampling={
+                name: default(f"sampling.{name}", getattr(sampling, name))
+                for name in (
+                    "temperature",
+                    "top_p",
+                    "top_k",
+                    "min_p",
+                    "repeat_penalty",
+                    "presence_penalty",
+                    "frequency_penalty",
+                    "seed",
+                )
+            }
+            | {"repeat_last_n": default("sampling.repeat_last_n", sampling.penalty_last_n)},
+            limits={
+                "max_ctx": default("max_ctx", self.ledger.max_ctx),
+                "max_concurrency": default("max_concurrency", self.ledger.slots),
+                "kv_pool_tokens": default("kv_pool_tokens", self.ledger.statistics().pool),
+                "decode_headroom": default("decode_headroom", self.ledger.decode_headroom),
+                "default_max_tokens": default("default_max_tokens", self._default_max_tokens),
+                "chunk": default("chunk", config.chunk),
+            },
+            chat_template=self._template_source,
+            bos_token=self._bos_token,
+            eos_token=self._eos_token,
         )

@@ -162,6 +162,10 @@ class DflashApp(QuartTrio):
     # --------------------------------------------------------------------------- generation
 
     async def _read_body(self) -> bytes:
+        announced = request.content_length
+        if announced is not None and announced <= self._max_body_bytes:
+            # Before it is read: what cannot fit any model is not worth the memory.
+            self.router.check_body_size(announced)
         raw = await read_body(
             request,
             request_scope(request),

@@ -176,6 +176,18 @@ async def test_a_body_that_cannot_fit_any_room_is_refused_by_its_size_alone() ->
         assert "bytes" in response.error["message"]
 
 
+async def test_a_body_that_cannot_fit_is_refused_before_it_is_read() -> None:
+    async with running((scripted_config("m"), scripted_load(max_ctx=64))) as server:
+        async with connect(server.port) as exchange:
+            # Announced, and never sent.
+            await exchange.stream.send_all(
+                f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n\r\n".encode()
+            )
+            data = await exchange.stream.receive_some()
+        assert data.startswith(b"HTTP/1.1 400")
+        assert (await server.chat("x" * 10)).status == 200
+
+
 async def test_compressed_bodies_are_415_and_any_content_type_is_read_as_json() -> None:
     async with running((scripted_config(), scripted_load(script=answer("1")))) as server:
         packed = await request(

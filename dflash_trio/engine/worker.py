@@ -141,14 +141,18 @@ class EngineWorker:
                 self._runner.abort()
 
     def finalize_all(self) -> None:
-        self._inbox.put(_FinalizeAll())
+        """End every generation properly, at once where the device lets a step be cut short."""
+        self._end_everybody(_FinalizeAll())
 
     def stop(self) -> None:
         """End the thread: loading is given up, running generations are failed. Idempotent."""
         self._stop_loading.set()
+        self._end_everybody(_Stop())
+
+    def _end_everybody(self, message: _FinalizeAll | _Stop) -> None:
         with self._batch_lock:
             # As in cancel(): first the message, then the abort. Nobody of the batch goes on.
-            self._inbox.put(_Stop())
+            self._inbox.put(message)
             if self._in_batch and self._runner is not None:
                 self._runner.abort()
 

@@ -1,4 +1,4 @@
-"""The table of options is the contract's, and every row of it holds together."""
+"""The table of options is complete, and every row of it holds together."""
 
 from __future__ import annotations
 

@@ -313,7 +313,9 @@ def test_cancelling_what_is_over_leaves_no_trace() -> None:
 
 def test_finalizing_ends_what_runs_and_what_comes_later_and_the_thread_lives_on() -> None:
     gate = Gate(open=False)
-    with running(scripted_load(slots=2, before_decode=gate)) as thread:
+    runners: list[ScriptedRunner] = []
+    load = scripted_load(slots=2, before_decode=gate, on_runner=runners.append)
+    with running(load) as thread:
         thread.until_ready()
         thread.submit(1, prompt("abc", 500))
         assert gate.reached.wait(WAIT)
@@ -325,6 +327,7 @@ def test_finalizing_ends_what_runs_and_what_comes_later_and_the_thread_lives_on(
             finished = thread.stories[generation_id].finished
             assert (finished.reason, finished.detail) == ("length", "server_shutdown")
         assert thread.thread.is_alive()
+        assert runners[0].decoded_tokens == 0, "the step under way was cut short"
 
 
 def test_stopping_fails_and_retires_what_runs_and_frees_the_model() -> None:

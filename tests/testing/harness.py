@@ -1,0 +1,65 @@
+"""The shutdown check pointed at the servers of these tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from dflash_trio.testing import CheckOptions, Result, ServerFailed, UsageError, check
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SHARED_MEMORY_NAME = "bad-server-of-tests"
+
+
+def python_module(module: str, *words: str) -> tuple[str, ...]:
+    """A command that runs a module of the tests, wherever it is started."""
+    variables = (f"PYTHONPATH={ROOT}", f"BAD_SERVER_NAME={SHARED_MEMORY_NAME}")
+    return ("env", *variables, sys.executable, "-m", module, *words)
+
+
+def scripted(model: dict[str, Any], **listener: Any) -> tuple[str, ...]:
+    """Our own server on a scripted engine, as a command with {port} in its JSON."""
+    specification = json.dumps({"models": [model], "listener": {"port": "PORT", **listener}})
+    return python_module("tests.support.scripted_server", specification.replace('"PORT"', "{port}"))
+
+
+def bad_server(fault: str, policy: str = "drain", place: str = "{port}") -> tuple[str, ...]:
+    return python_module("tests.testing.bad_servers", fault, place, policy)
+
+
+QUICK = CheckOptions(
+    ("{port}",),
+    answer_tokens=120,
+    long_answer_tokens=500,
+    prefill_tokens=300,
+    slack=1.5,
+    timeout=10.0,
+)
+"""For the small servers: a hundred words a second, a prefill of half a second."""
+
+
+def changed(options: CheckOptions, **changes: Any) -> CheckOptions:
+    return attrs.evolve(options, **changes)
+
+
+async def check_all(checks: dict[str, CheckOptions]) -> dict[str, list[Result] | Exception]:
+    """Several checks side by side, since most of their time is waiting."""
+    results: dict[str, list[Result] | Exception] = {}
+    limiter = trio.CapacityLimiter(6)
+
+    async def run(name: str, options: CheckOptions) -> None:
+        async with limiter:
+            try:
+                results[name] = await check(options)
+            except (ServerFailed, UsageError) as error:
+                results[name] = error
+
+    async with trio.open_nursery() as nursery:
+        for name, options in checks.items():
+            nursery.start_soon(run, name, options)
+    return results

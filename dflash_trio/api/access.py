@@ -12,7 +12,11 @@ from werkzeug.datastructures import Headers
 from .error_responses import ErrorAnswer, http_answer
 
 OPEN_PATHS = frozenset({"/health", "/v1/health"})
-"""What needs no key."""
+
+
+def is_open_path(path: str) -> bool:
+    """What needs no key, and answers before the models are loaded."""
+    return path.rstrip("/") in OPEN_PATHS
 
 
 @frozen
@@ -25,7 +29,7 @@ class AccessPolicy:
     def refusal(self, path: str, headers: Headers) -> ErrorAnswer | None:
         """Why a request is not let in; ``None`` when it is."""
         if self.api_keys:
-            if path in OPEN_PATHS or self._has_key(headers):
+            if is_open_path(path) or self._has_key(headers):
                 return None
             return http_answer(
                 401,

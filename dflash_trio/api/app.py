@@ -20,7 +20,7 @@ from ..generation.events import Event, Failed, Finished, TextDelta
 from ..generation.status import ServerStatus
 from ..routing.router import Router
 from . import introspection, sse
-from .access import AccessPolicy
+from .access import AccessPolicy, is_open_path
 from .chat_completions import ChatEncoder, error_before_headers
 from .chat_request import parse_chat_call
 from .connection import RequestConnection, request_scope
@@ -105,12 +105,15 @@ class DflashApp(QuartTrio):
         refusal = self._access.refusal(request.path, request.headers)
         if refusal is not None:
             return _respond(refusal)
-        if request.url_rule is not None and request.path not in ("/health", "/v1/health"):
+        if request.url_rule is not None and not is_open_path(request.path):
             self.router.check_open()
         return None
 
     async def _identify(self, response: Response) -> Response:
         response.headers["x-request-id"] = _request_id()
+        if request.method == "OPTIONS":
+            # The framework's own answer: a list of methods in a header, and an empty page.
+            response.headers.remove("content-type")
         if speaks_anthropic(request.path):
             response.headers["request-id"] = _request_id()
         if self.router.draining:

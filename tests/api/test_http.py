@@ -370,3 +370,16 @@ async def test_a_body_that_stops_coming_is_given_up_and_held_nothing() -> None:
             assert data.startswith(b"HTTP/1.1 408")
         await server.until_idle()
         assert server.server.status().router.waiting == 0
+
+
+async def test_a_trailing_slash_changes_nothing_about_who_may_ask() -> None:
+    async with running((scripted_config(), scripted_load()), api_keys=(b"k",)) as server:
+        assert (await request(server.port, "GET", "/health/")).status == 200
+        assert (await request(server.port, "GET", "/v1/models/")).status == 401
+
+
+async def test_options_has_no_page() -> None:
+    async with running((scripted_config(), scripted_load())) as server:
+        answered = await request(server.port, "OPTIONS", "/health")
+    assert (answered.status, answered.body) == (200, b"")
+    assert "content-type" not in answered.headers

@@ -40,7 +40,8 @@ class AccessPolicy:
         if self.local_only:
             # DNS rebinding: a page of some site, whose name now resolves to this machine.
             host, origin = headers.get("Host"), headers.get("Origin")
-            if host is not None and not _is_local_host(host):
+            # An HTTP/1.0 client may send none, which arrives as an empty one. Browsers always do.
+            if host and not _is_local_host(host):
                 return http_answer(
                     403, "This server answers to local host names only; set an API key to open it."
                 )

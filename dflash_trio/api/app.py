@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ from ..engine.client import Generation
 from ..generation.errors import GenerationError
 from ..generation.events import Event, Failed, Finished, TextDelta
 from ..generation.status import ServerStatus
+from ..net.error_response import client_request_id, new_request_id
 from ..routing.router import Router
 from . import introspection, sse
 from .access import AccessPolicy, is_open_path
@@ -144,7 +144,10 @@ class DflashApp(QuartTrio):
 
     async def _health(self) -> Response:
         code, body = introspection.health(self.server_status())
-        return _json_response(body, code)
+        response = _json_response(body, code)
+        if code == 503:
+            response.headers["retry-after"] = "5"
+        return response
 
     async def _models(self) -> Response:
         return _json_response(introspection.model_list(self.server_status()))
@@ -282,9 +285,7 @@ def _log_early_end(generation: Generation, finished: Finished) -> None:
 def _request_id() -> str:
     """The current request's id: the client's own if it is printable and short, else a new one."""
     if "request_id" not in g:
-        given = request.headers.get("X-Request-Id", "")
-        fine = 0 < len(given) <= 128 and given.isascii() and given.isprintable()
-        g.request_id = given if fine else f"req_{uuid.uuid4().hex}"
+        g.request_id = client_request_id(request.scope["headers"]) or new_request_id()
     return str(g.request_id)
 
 

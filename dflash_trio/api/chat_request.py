@@ -10,6 +10,7 @@ from attrs import field, frozen
 from ..generation.errors import InvalidRequest
 from ..generation.request import MAX_SEED, GenerationRequest, Message, SamplingOverrides
 from ..text.messages import content_text
+from .conversation import SYSTEM_ROLES
 from .json_body import json_type_name, parse_json_object, printable
 from .validation import FieldProblem, converter, in_range, refuse_unavailable, structure
 
@@ -27,6 +28,15 @@ class Content:
     text: str | None
 
 
+_TEXT_OF_PART = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+"""Type of a part to the field that holds its text."""
+
+
 def _structure_content(value: Any, _: Any) -> Content:
     if value is None or isinstance(value, str):
         return Content(value)
@@ -39,12 +49,13 @@ def _structure_content(value: Any, _: Any) -> Content:
         if not isinstance(part, dict):
             raise FieldProblem(f"must be an object, not {json_type_name(part)}", where)
         kind = part.get("type")
-        if kind not in ("text", "input_text", "output_text"):
+        if not isinstance(kind, str) or kind not in _TEXT_OF_PART:
             what = printable(kind) if isinstance(kind, str) else json_type_name(kind)
             raise FieldProblem(f"is of type {what}; only text is understood here", where)
-        text = part.get("text")
+        key = _TEXT_OF_PART[kind]
+        text = part.get(key)
         if not isinstance(text, str):
-            raise FieldProblem(f"must be a string, not {json_type_name(text)}", where + ".text")
+            raise FieldProblem(f"must be a string, not {json_type_name(text)}", f"{where}.{key}")
     return Content(content_text(value) if value else None)
 
 
@@ -59,6 +70,7 @@ class ChatMessage:
     content: Content = Content(None)
     name: str | None = None
     tool_calls: Any = field(default=None)
+    function_call: Any = field(default=None)
 
     @role.validator
     def _known_role(self, _: Any, value: str) -> None:
@@ -68,9 +80,10 @@ class ChatMessage:
             raise FieldProblem(f"must be one of {', '.join(ROLES)}, not {printable(value)}", "role")
 
     @tool_calls.validator
-    def _no_tools_yet(self, _: Any, value: Any) -> None:
+    @function_call.validator
+    def _no_tools_yet(self, attribute: Any, value: Any) -> None:
         if value:
-            raise FieldProblem("tool calls are not available yet", "tool_calls")
+            raise FieldProblem("tool calls are not available yet", attribute.name)
 
     def as_template_message(self, path: str) -> Message:
         if self.content.text is None:
@@ -168,8 +181,17 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "grammar": (None, ""),
     "json_schema": (None,),
     "reasoning_effort": (None,),
+    "reasoning": (None, {}),
     "thinking": (None,),
+    "thinking_budget_tokens": (None,),
     "audio": (None,),
+    "modalities": (None, [], ["text"]),
+    "web_search_options": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "structured_outputs": (None,),
 }
 
 
@@ -187,9 +209,8 @@ class ChatRequest:
     top_p: float | None = field(default=None, validator=in_range(0, 1))
     top_k: int | None = field(default=None, validator=in_range(0, 2**31 - 1))
     min_p: float | None = field(default=None, validator=in_range(0, 1))
-    repeat_penalty: float | None = field(
-        default=None, validator=in_range(0, 100, exclusive_low=True)
-    )
+    # Far below, it becomes zero in the single precision that the sampler computes in.
+    repeat_penalty: float | None = field(default=None, validator=in_range(0.01, 100))
     presence_penalty: float | None = field(default=None, validator=in_range(-2, 2))
     frequency_penalty: float | None = field(default=None, validator=in_range(-2, 2))
     repeat_last_n: int | None = field(default=None, validator=in_range(-1, 2**31 - 1))
@@ -238,7 +259,9 @@ def parse_chat_call(raw: bytes) -> ChatCall:
     )
     final = len(messages) - 1
     continues = messages[final]["role"] == "assistant"
-    if continues and final > 0 and messages[final - 1]["role"] == "assistant":
+    # System turns do not count as being between: they all move to the front.
+    spoken = [message["role"] for message in messages if message["role"] not in SYSTEM_ROLES]
+    if continues and spoken[-2:] == ["assistant", "assistant"]:
         raise InvalidRequest(
             f"messages[{final}]: two assistant turns at the end cannot both be continued.",
             param=f"messages[{final}]",

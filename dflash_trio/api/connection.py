@@ -8,6 +8,7 @@ Around the whole call, the scope's exit is certain.
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -30,6 +31,9 @@ class RequestConnection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         app = cast("DflashApp", self.app)
+        # A base URL with a slash at its end makes paths like /v1//models. The framework would
+        # redirect those, with a page of HTML and for POST to no avail.
+        self.scope["path"] = re.sub("//+", "/", self.scope["path"])
         async with RequestScope(app.router) as scope:
             cast(dict[str, object], self.scope)[_SCOPE_KEY] = scope
 

@@ -6,7 +6,7 @@ import trio
 from quart import Request
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout, UnsupportedMediaType
 
-from ..generation.errors import Draining, PreparationFull
+from ..generation.errors import Draining, PreparationFull, PromptTooLong
 from ..routing.request_scope import RequestScope
 
 SLOWEST_BODY = 1024
@@ -16,10 +16,11 @@ SLOWEST_BODY = 1024
 async def read_body(
     request: Request, scope: RequestScope, *, max_bytes: int, stall_timeout: float
 ) -> bytes:
-    """The whole body. Counts it as held in ``scope``.
+    """The whole body. Counts it as held in ``scope`` as it comes: an announcement holds nothing.
 
-    Raises werkzeug's 413, 415 and 408 errors, PreparationFull, and Draining when the server
-    begins to shut down before the body has come. Takes no slot and no place in the queue.
+    Raises werkzeug's 413, 415 and 408 errors, PreparationFull, PromptTooLong as soon as it is
+    larger than any room allows, and Draining when the server begins to shut down before the body
+    has come. Takes no slot and no place in the queue.
     """
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
@@ -29,7 +30,6 @@ async def read_body(
     announced = request.content_length
     if announced is not None and announced > max_bytes:
         raise _too_large(max_bytes)
-    scope.hold_body(announced or 0)
     send_continue = request.scope["state"].get("send_continue")
     if send_continue is not None:
         await send_continue()
@@ -52,13 +52,13 @@ async def read_body(
                     data += part
                     if len(data) > max_bytes:
                         raise _too_large(max_bytes)
-                    if announced is None:
-                        scope.hold_body(len(part))
+                    scope.router.check_body_size(len(data))
+                    scope.hold_body(len(part))
                     patience.deadline = begin + stall_timeout + len(data) / SLOWEST_BODY
                 failure = None
             except RequestEntityTooLarge:  # ours, or the framework's, which names no size
                 failure = _too_large(max_bytes)
-            except PreparationFull as error:
+            except (PreparationFull, PromptTooLong) as error:
                 failure = error
         if patience.cancelled_caught:
             failure = RequestTimeout("The request body came too slowly or stopped.")

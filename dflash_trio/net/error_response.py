@@ -58,5 +58,8 @@ def raw_error_response(status: int, message: str) -> bytes:
     body = error_body(status, message)
     date = (b"date", format_date_time(time()).encode())
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}".encode()]
-    lines += [b"%s: %s" % header for header in [date, *error_headers(body, new_request_id())]]
+    headers = [date, *error_headers(body, new_request_id())]
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers.append((b"retry-after", b"1"))
+    lines += [b"%s: %s" % header for header in headers]
     return b"\r\n".join([*lines, b"", body])

@@ -299,6 +299,8 @@ class Router:
 
     def _fits_nowhere(self, offers: Sequence[Offer]) -> Exception:
         unhealthy = [model.name for model in self.models if not model.healthy]
+        if not offers:  # all were unhealthy when they were asked, whatever they are now
+            unhealthy = [model.name for model in self.models]
         if unhealthy:
             # It may well have fitted one of these: never a 400 for that.
             return Unhealthy(unhealthy)

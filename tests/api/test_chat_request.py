@@ -104,7 +104,7 @@ def test_a_pair_of_surrogates_is_one_whole_character() -> None:
         ({"top_p": 1.1}, "top_p", "from 0 to 1"),
         ({"top_k": -1}, "top_k", "from 0"),
         ({"min_p": 2}, "min_p", "from 0 to 1"),
-        ({"repeat_penalty": 0}, "repeat_penalty", "more than 0"),
+        ({"repeat_penalty": 0}, "repeat_penalty", "from 0.01"),
         ({"presence_penalty": 3}, "presence_penalty", "from -2 to 2"),
         ({"frequency_penalty": -3}, "frequency_penalty", "from -2 to 2"),
         ({"seed": -2}, "seed", "from -1"),
@@ -133,6 +133,20 @@ def test_a_pair_of_surrogates_is_one_whole_character() -> None:
         ({"logprobs": True}, "logprobs", "not available yet"),
         ({"grammar": "root ::= x"}, "grammar", "not available yet"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "not available yet"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "not available yet"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not available yet"),
+        ({"guided_json": {}}, "guided_json", "not available yet"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "not available yet"),
+        (
+            {
+                "messages": [
+                    *HI,
+                    {"role": "assistant", "content": "", "function_call": {"a": 1}},
+                ]
+            },
+            "messages[1].function_call",
+            "not available yet",
+        ),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs", "an object"),
     ],
 )
@@ -212,6 +226,9 @@ def test_one_final_assistant_turn_is_continued_and_two_in_a_row_are_refused() ->
     assert parse(messages=[*HI, turn]).request.continue_final
     assert not parse(messages=[*HI, turn, *HI]).request.continue_final
     assert refusal(messages=[*HI, turn, turn]).param == "messages[2]"
+    # A system turn moves to the front, and is not between them.
+    system = {"role": "system", "content": "Be brief."}
+    assert refusal(messages=[*HI, turn, system, turn]).param == "messages[3]"
 
 
 def test_text_parts_are_joined_into_one_content() -> None:

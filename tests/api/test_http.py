@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -383,3 +384,50 @@ async def test_options_has_no_page() -> None:
         answered = await request(server.port, "OPTIONS", "/health")
     assert (answered.status, answered.body) == (200, b"")
     assert "content-type" not in answered.headers
+
+
+async def test_bodies_that_are_only_announced_lock_nobody_out() -> None:
+    load = scripted_load(script=answer("1"), max_ctx=2**20)
+    async with running((scripted_config(), load)) as server, contextlib.AsyncExitStack() as stack:
+        for _ in range(20):
+            exchange = await stack.enter_async_context(connect(server.port))
+            await exchange.stream.send_all(
+                f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\n"
+                f"Content-Length: {32 * 2**20}\r\n\r\n".encode()
+            )
+        assert (await server.chat("x")).status == 200
+
+
+async def test_a_body_without_a_length_is_refused_as_soon_as_it_is_too_long() -> None:
+    async with running((scripted_config(), scripted_load(max_ctx=64))) as server:
+        async with connect(server.port) as exchange:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            # More than the 4096 bytes that 64 tokens may take, and no end.
+            await exchange.stream.send_all(head.encode() + b"1388\r\n" + b"x" * 5000 + b"\r\n")
+            data = await exchange.stream.receive_some()
+        assert data.startswith(b"HTTP/1.1 400")
+
+
+async def test_doubled_slashes_are_one_and_never_a_page_that_redirects() -> None:
+    async with running((scripted_config(), scripted_load(script=answer("1")))) as server:
+        assert (await request(server.port, "GET", "/v1//models")).status == 200
+        body = chat_body("x")
+        assert (await request(server.port, "POST", "//v1//chat/completions", body)).status == 200
+
+
+async def test_an_old_probe_without_a_host_is_answered() -> None:
+    async with (
+        running((scripted_config(), scripted_load())) as server,
+        connect(server.port) as exchange,
+    ):
+        await exchange.stream.send_all(b"GET /health HTTP/1.0\r\n\r\n")
+        assert (await exchange.stream.receive_some()).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_503_of_health_says_when_to_ask_again() -> None:
+    gate = Gate(open=False)
+    load = scripted_load(on_runner=lambda _: gate([]))
+    async with running((scripted_config(), load), wait_ready=False) as server:
+        health = await request(server.port, "GET", "/health")
+        assert (health.status, health.headers["retry-after"]) == (503, "5")
+        gate.open()

@@ -7,15 +7,20 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from dflash_trio import __version__
-from dflash_trio.cli import UsageError, parse_command_line, render_help
-
 PROGRAM = "dflash-server"
 EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the words behind the program's name ask for, and return the exit code."""
+    # Until the event loop listens for signals itself, one just ends the process, in good order.
+    # Before the imports, which take a moment.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+
+    from dflash_trio import __version__
+    from dflash_trio.cli import UsageError, parse_command_line, render_help
+
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         launch = parse_command_line(words, os.environ)
@@ -30,10 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for warning in launch.warnings:
         sys.stderr.write(f"{PROGRAM}: warning: {warning}\n")
-
-    # Until the event loop listens for signals itself, one just ends the process, in good order.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
 
     # The server brings trio, quart and llama.cpp with it: help and refusals do without.
     from dflash_trio.server import check_launch, list_devices, run_server

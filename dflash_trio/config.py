@@ -132,10 +132,6 @@ class ListenerConfig:
     tls_cert: str | None = None
     tls_key: str | None = None
 
-    @property
-    def unix_path(self) -> str | None:
-        return self.host.removeprefix("unix:") if self.host.startswith("unix:") else None
-
 
 @frozen
 class ServerConfig:

@@ -41,7 +41,7 @@ from .net.listener import BindError, BoundListeners, bind_listeners
 from .routing.drain import DrainController
 from .routing.router import Router, usable_cores
 from .routing.served_model import ServedModel
-from .text.chat_template import TemplateError
+from .text.chat_template import ChatTemplate, TemplateError
 
 log = logging.getLogger("dflash_trio")
 
@@ -89,7 +89,7 @@ def serve(config: ServerConfig, loads: list[tuple[ModelConfig, Load]]) -> int:
         # Their threads may sit in native code for ever: a normal exit could wait for them.
         logging.shutdown()
         sys.stdout.flush()
-        os._exit(EXIT_FAILED)
+        os._exit(code)
     return code
 
 
@@ -98,6 +98,7 @@ def check_launch(config: ServerConfig) -> int:
     set_up_logging(config.log_format, config.log_level)
     try:
         _check(config)
+        _ssl_context(config.listener)
     except StartupError as error:
         return _fail(error)
     names = ", ".join(model.name for model in config.models)
@@ -130,11 +131,43 @@ def _check(config: ServerConfig) -> list[tuple[ModelConfig, Load]]:
     for model in config.models:
         try:
             check_model_file(model.path)
-            cpu_blocks += resolve_device(model.target_device) is None
+            on_cpu = resolve_device(model.target_device) is None
         except (ModelFileError, ModelLoadError) as error:
             raise StartupError(f"{model.block_label}: {error}") from error
+        if on_cpu and model.gpu_layers:
+            raise StartupError(
+                f"{model.block_label}: --gpu-layers {model.gpu_layers} needs a GPU, and this block "
+                "is placed on the CPU: leave it out, or see --list-devices"
+            )
+        cpu_blocks += on_cpu
+        _check_template(model)
     threads = max(1, usable_cores() // max(1, cpu_blocks))
     return [(model, partial(load_llama, model, threads)) for model in config.models]
+
+
+def _read_template(model: ModelConfig) -> str | None:
+    if model.chat_template_file is None:
+        return None
+    try:
+        with open(model.chat_template_file, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise StartupError(
+            f"{model.block_label}: --chat-template-file {model.chat_template_file} "
+            f"cannot be read: {reason}"
+        ) from error
+
+
+def _check_template(model: ModelConfig) -> None:
+    """Compile the operator's own template, before anything is loaded for it."""
+    source = _read_template(model)
+    if source is None:
+        return
+    try:
+        ChatTemplate(source, bos_token="", eos_token="", label=model.block_label)
+    except TemplateError as error:
+        raise StartupError(f"{error}: see {model.chat_template_file}") from error
 
 
 def _bind(config: ServerConfig) -> BoundListeners:
@@ -259,7 +292,8 @@ class Server:
         for name in self.abandoned_engines:
             log.error("the engine of %s did not end in time and was abandoned", name)
         log.info("bye")
-        return 0
+        # One that was still loading has failed nobody: a signal while loading is no failure.
+        return EXIT_FAILED if self.abandoned_engines and self._router.models else 0
 
     async def _live(
         self, connections: ConnectionServer, drain: DrainController, signals: AsyncIterable[int]
@@ -294,8 +328,9 @@ class Server:
                 try:
                     ready: Ready = await engines.start(client.run)
                     served.append(await trio.to_thread.run_sync(self._serve, model, client, ready))
-                except (ModelLoadError, TemplateError) as error:
-                    self._failure = f"{model.block_label}: {error}"
+                except (ModelLoadError, TemplateError, StartupError) as error:
+                    label = f"{model.block_label}: "
+                    self._failure = label + str(error).removeprefix(label)
                     break
                 self._announce(served[-1], ready)
             else:
@@ -305,17 +340,13 @@ class Server:
 
     @staticmethod
     def _serve(model: ModelConfig, client: EngineClient, ready: Ready) -> ServedModel:
-        source = None
-        if model.chat_template_file is not None:
-            with open(model.chat_template_file, encoding="utf-8") as file:
-                source = file.read()
         return ServedModel(
             model,
             client,
             info=ready.info,
             vocabulary=ready.vocabulary,
             ledger=ready.ledger,
-            template_source=source,
+            template_source=_read_template(model),
         )
 
     def _announce(self, model: ServedModel, ready: Ready) -> None:

@@ -104,7 +104,7 @@ _SAMPLING = (
            help="How many tokens to sample from; 0 is all of them."),
     _model("min-p", takes=number(0, 1), default="0.05", field="sampling.min_p",
            help="The least probability, as a share of the likeliest token's."),
-    _model("repeat-penalty", takes=number(0, 1000, above=True), default="1 (none)",
+    _model("repeat-penalty", takes=number(0.01, 100), default="1 (none)",
            field="sampling.repeat_penalty", help="The penalty on tokens that came up lately."),
     _model("seed", takes=integer(0, 2**63 - 1, words={"-1": None}), default="-1",
            field="sampling.seed", help="The seed of requests that name none; -1 is a random one."),

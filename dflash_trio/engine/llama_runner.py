@@ -104,6 +104,8 @@ class LlamaRunner:
             device = resolve_device(spec.device)
             self._load_model(spec, device, on_progress, stopped)
             self._make_context(spec, device)
+            if stopped.is_set():
+                raise LoadingStopped
         except BaseException:
             self.close()
             raise
@@ -168,7 +170,13 @@ class LlamaRunner:
                 "trained on: answers may turn to noise there"
             )
         self.max_ctx = spec.max_ctx or min(trained, _DEFAULT_MAX_CTX)
-        self.pool = spec.pool or self.max_ctx * spec.slots
+        largest = self.max_ctx * spec.slots
+        self.pool = min(spec.pool or largest, largest)
+        if spec.pool is not None and spec.pool > largest:
+            spec.warnings.append(
+                f"--kv-pool-tokens {spec.pool} is more than --max-concurrency x --max-ctx can use: "
+                f"it is {largest} here"
+            )
         template = llama.llama_model_chat_template(self._model, None)
         self.info = ModelInfo(
             architecture=self._metadata("general.architecture") or "unknown",
@@ -220,9 +228,6 @@ class LlamaRunner:
             )
         self._memory = llama.llama_get_memory(self.context)
         self._make_batch(batch)
-        # The first decode pages the weights in and builds the graph: better now than on a client.
-        self.decode([BatchSlice(0, 0, (self.vocabulary.bos or 0,), True)])
-        self.rewind(0, 0)
 
     def _make_batch(self, capacity: int) -> None:
         """One batch for the runner's life; numpy arrays that llama.cpp reads in place."""
@@ -273,6 +278,10 @@ class LlamaRunner:
         if params.temperature <= 0 and not params.has_penalties:
             return GreedySampler(self, params.logit_bias)
         return ChainSampler(self, params, prompt, self.max_ctx)
+
+    def warm_up(self) -> None:
+        self.decode([BatchSlice(0, 0, (self.vocabulary.bos or 0,), True)])
+        self.rewind(0, 0)
 
     def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
         # Cleared before, not after: a request to abort that comes just as a step ends is then

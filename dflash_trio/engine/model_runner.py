@@ -131,6 +131,11 @@ class ModelRunner(Protocol):
         """A sampler for one generation; penalties look back into ``prompt`` too."""
         ...
 
+    def warm_up(self) -> None:
+        """Decode something once and forget it, so that the first client does not wait for weights
+        to be paged in and graphs to be built. May be cut by :meth:`abort`."""
+        ...
+
     def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
         """One step: every slice's tokens enter the KV cache, outputs become readable.
 

@@ -151,6 +151,9 @@ class ScriptedRunner:
         self.open_samplers += 1
         return ScriptedSampler(self, params, prompt)
 
+    def warm_up(self) -> None:
+        pass  # nothing in here is slower the first time
+
     def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
         if self.closed:
             raise EngineError("decode after close")

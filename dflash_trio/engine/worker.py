@@ -102,6 +102,9 @@ class _Stop:
     pass
 
 
+_WARM_UP = frozenset({0})  # no generation has this id
+
+
 class EngineWorker:
     """One model's thread. ``deliver`` is called on it, once per step; it must not block."""
 
@@ -187,6 +190,15 @@ class EngineWorker:
     def _run(self) -> None:
         model = self._load(self._report_progress, self._stop_loading)
         self._runner = runner = model.runner
+        with self._batch_lock:
+            # Nobody's batch, but one that stop() may cut.
+            self._in_batch = _WARM_UP
+        try:
+            if not self._stop_loading.is_set():
+                runner.warm_up()
+        finally:
+            with self._batch_lock:
+                self._in_batch = frozenset()
         if self._stop_loading.is_set():
             raise LoadingStopped
         scheduler = Scheduler(runner, model.ledger, chunk=model.chunk, on_batch=self._on_batch)

@@ -65,11 +65,6 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
         )
 
-    @property
-    def is_plain_greedy(self) -> bool:
-        """True when the next token is simply the largest logit."""
-        return self.temperature <= 0 and not self.has_penalties and not self.logit_bias
-
 
 def resolve_sampling(overrides: SamplingOverrides, defaults: SamplingDefaults) -> SamplingParams:
     """Fill a request's open sampling fields with the answering model's defaults."""

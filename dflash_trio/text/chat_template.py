@@ -143,7 +143,7 @@ class ChatTemplate:
                 text, but for ``role``, which must come from a closed set.
             add_generation_prompt: end the prompt with the opening of an assistant turn.
             continue_final: end it right after the content of the last message, an assistant's,
-                as it was given: not trimmed, and nothing closing the turn.
+                blanks at its end included, with nothing closing the turn.
             tools: JSON-like, client text.
             extra: further variables of the client's. They cannot replace what the server sets,
                 other than ``date_string`` and ``datetime``.

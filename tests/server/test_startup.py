@@ -1,0 +1,109 @@
+"""Launches that cannot start: one line, the right exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.running import server_process
+
+
+def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dflash_trio", "--port=0", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a refusal."""
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("dflash-server: error: ")
+    return lines[0]
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("check", [(), ("--check",)])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"\xff\xfe", "UTF-8"), (b"{% if %}", "bad chat template"), (None, "does not exist")],
+)
+def test_a_template_that_cannot_be_used_is_refused_before_anything_loads(
+    smollm2: Path, tmp_path: Path, content: bytes | None, says: str, check: tuple[str, ...]
+) -> None:
+    template = tmp_path / "chat.jinja"
+    if content is not None:
+        template.write_bytes(content)
+    line = refused(launch(str(smollm2), "--chat-template-file", str(template), *check))
+    assert says in line
+    assert str(template) in line
+
+
+@pytest.mark.real
+def test_certificates_that_cannot_be_used_are_refused_by_the_check_too(
+    smollm2: Path, tmp_path: Path
+) -> None:
+    junk = tmp_path / "junk.pem"
+    junk.write_text("junk")
+    tls = ("--tls-cert", str(junk), "--tls-key", str(junk))
+    for check in ((), ("--check",)):
+        assert "--tls-cert" in refused(launch(str(smollm2), *tls, *check))
+
+
+@pytest.mark.real
+def test_layers_for_a_gpu_that_is_not_there_are_refused(smollm2: Path) -> None:
+    devices = launch("--list-devices").stdout
+    if not devices.startswith("cpu:0"):
+        pytest.skip("this machine has a GPU: auto would use it")
+    assert "--gpu-layers 20" in refused(launch(str(smollm2), "--gpu-layers", "20"))
+
+
+@pytest.mark.real
+async def test_a_pool_beyond_what_the_slots_can_use_is_shown_as_it_is_with_a_warning(
+    smollm2: Path,
+) -> None:
+    arguments = [str(smollm2), "--port=0", "--max-ctx=512", "--kv-pool-tokens=1000000"]
+    with server_process(arguments) as server:
+        await server.until_ready()
+        status = await server.status()
+        assert status["models"][0]["kv_pool"]["total"] == 512
+        assert "--kv-pool-tokens 1000000 is more than" in server.log
+        server.signal()
+        assert await server.exit_code() == 0
+
+
+@pytest.mark.real
+def test_a_taken_port_is_refused_before_anything_loads(smollm2: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = subprocess.run(
+            [sys.executable, "-m", "dflash_trio", str(smollm2), f"--port={port}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    line = refused(result)
+    assert str(port) in line
+
+
+@pytest.mark.real
+async def test_a_signal_while_a_real_model_loads_exits_0(smollm2: Path) -> None:
+    with server_process([str(smollm2), "--port=0", "--max-concurrency=8"]) as server:
+        server.signal(signal.SIGINT)
+        assert await server.exit_code(30) == 0
+    assert "Traceback" not in server.log

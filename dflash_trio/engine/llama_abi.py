@@ -8,7 +8,6 @@ Only this module and ``llama_runner`` know that llama.cpp exists.
 from __future__ import annotations
 
 import ctypes
-import ctypes.util
 import functools
 import os
 from collections.abc import Iterator
@@ -163,7 +162,7 @@ def native_flag_reader() -> Any:
     more than the step itself, so it has to be machine code; the C library's own ``strlen``
     happens to be exactly that for a two-byte buffer that is either "" or one character long.
     """
-    libc = ctypes.CDLL(ctypes.util.find_library("c"))
+    libc = ctypes.CDLL(None)  # the process itself, which has the C library in it
     return ctypes.cast(libc.strlen, llama.ggml_abort_callback)
 
 

@@ -128,10 +128,11 @@ def _fail(error: Exception) -> int:
 def _check(config: ServerConfig) -> list[tuple[ModelConfig, Load]]:
     """What every loaded block will run. Raises StartupError."""
     cpu_blocks = 0
+    sizes: list[int] = []
     for model in config.models:
         try:
-            check_model_file(model.path)
-            on_cpu = resolve_device(model.target_device) is None
+            sizes.append(check_model_file(model.path).size_bytes)
+            on_cpu = resolve_device(model.target_device, sizes[-1]) is None
         except (ModelFileError, ModelLoadError) as error:
             raise StartupError(f"{model.block_label}: {error}") from error
         if on_cpu and model.gpu_layers:
@@ -142,7 +143,10 @@ def _check(config: ServerConfig) -> list[tuple[ModelConfig, Load]]:
         cpu_blocks += on_cpu
         _check_template(model)
     threads = max(1, usable_cores() // max(1, cpu_blocks))
-    return [(model, partial(load_llama, model, threads)) for model in config.models]
+    return [
+        (model, partial(load_llama, model, threads, size))
+        for model, size in zip(config.models, sizes, strict=True)
+    ]
 
 
 def _read_template(model: ModelConfig) -> str | None:
@@ -190,6 +194,7 @@ def _ssl_context(listener: ListenerConfig) -> ssl.SSLContext | None:
 def load_llama(
     model: ModelConfig,
     default_threads: int,
+    size_bytes: int,
     on_progress: Callable[[float], None],
     stopped: threading.Event,
 ) -> LoadedModel:
@@ -210,6 +215,7 @@ def load_llama(
         mlock=model.mlock,
         rope_freq_base=model.rope_freq_base,
         rope_freq_scale=model.rope_freq_scale,
+        size_bytes=size_bytes,
     )
     runner = LlamaRunner(spec, on_progress=on_progress, stopped=stopped)
     ledger = KVLedger(

@@ -77,6 +77,8 @@ class LlamaSpec:
     mlock: bool = False
     rope_freq_base: float | None = None
     rope_freq_scale: float | None = None
+    size_bytes: int = 0
+    """Of all files of the model: what ``auto`` wants free on a GPU."""
     warnings: list[str] = field(factory=list)
     """Filled while loading: lines for the operator."""
 
@@ -101,7 +103,7 @@ class LlamaRunner:
         self._abort_flag = ctypes.create_string_buffer(b"\0\0", 2)
         self._rows: list[int] = []
         try:
-            device = resolve_device(spec.device)
+            device = resolve_device(spec.device, spec.size_bytes)
             self._load_model(spec, device, on_progress, stopped)
             self._make_context(spec, device)
             if stopped.is_set():
@@ -348,16 +350,18 @@ def _padded(cells: int) -> int:
     return -(-cells // _CELL_PADDING) * _CELL_PADDING
 
 
-def resolve_device(placement: DevicePlacement | None) -> BackendDevice | None:
-    """The GPU for a placement; ``None`` for the CPU. ``auto``: the first GPU, else the CPU.
+def resolve_device(placement: DevicePlacement | None, model_bytes: int = 0) -> BackendDevice | None:
+    """The GPU for a placement; ``None`` for the CPU.
 
+    ``auto`` is the first GPU with ``model_bytes`` of free memory, else the CPU. That is the room
+    for the weights; what cache and computing need beside is not known before the model is loaded.
     Raises ModelLoadError for a device that this build or this machine lacks.
     """
     if placement is not None and placement.is_cpu:
         return None
     devices = gpu_devices()
     if placement is None:
-        return devices[0] if devices else None
+        return next((d for d in devices if d.free_memory >= model_bytes), None)
     for device in devices:
         if device.name == str(placement):
             return device

@@ -107,9 +107,10 @@ async def half_close(client: Client) -> str:
         answer = await response.rest()
     if not answer.status:
         return "no answer"
-    if answer.status == 200:
-        return "answered" if answer.complete else "cut"
-    return check_refusal(answer)
+    if not answer.complete:
+        # Whoever leaves is not written to any more, in the middle of whatever it was.
+        return "cut"
+    return "answered" if answer.status == 200 else check_refusal(answer)
 
 
 async def say_nothing(client: Client) -> str:

@@ -13,13 +13,15 @@ EXIT_USAGE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the words behind the program's name ask for, and return the exit code."""
-    # Until the event loop listens for signals itself, one just ends the process, in good order.
-    # Before the imports, which take a moment.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+    if argv is None:
+        # Nothing is bound and nothing is written yet: a signal just ends the process. Not by an
+        # exception, which an import may swallow; before the imports, which take a moment.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: os._exit(0))
 
     from dflash_trio import __version__
     from dflash_trio.cli import UsageError, parse_command_line, render_help
+    from dflash_trio.console import say
 
     words = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -28,10 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{PROGRAM}: error: {error}\n")
         return EXIT_USAGE
     if launch.action == "help":
-        sys.stdout.write(render_help())
+        say(render_help())
         return 0
     if launch.action == "version":
-        sys.stdout.write(f"{PROGRAM} {__version__}\n")
+        say(f"{PROGRAM} {__version__}\n")
         return 0
     for warning in launch.warnings:
         sys.stderr.write(f"{PROGRAM}: warning: {warning}\n")

@@ -12,12 +12,13 @@ _WIDTH = 30
 
 
 class LoadProgress:
-    """One model's loading. ``fraction`` runs from 0.0 to 1.0."""
+    """One model's loading. ``fraction`` runs from 0.0 to 1.0; ``bar``: draw one on a terminal."""
 
-    def __init__(self, name: str, stream: TextIO | None = None) -> None:
+    def __init__(self, name: str, stream: TextIO | None = None, *, bar: bool = True) -> None:
         self._name = name
         self._stream = stream or sys.stderr
-        self._terminal = self._stream.isatty()
+        # There is no stream at all in a process that was started with it closed.
+        self._terminal = bar and self._stream is not None and self._stream.isatty()
         self._shown = -1
 
     def __call__(self, fraction: float) -> None:
@@ -32,9 +33,8 @@ class LoadProgress:
         else:
             log.info("loading %s: %d %%", self._name, step * 10)
 
-    def finish(self, note: str) -> None:
-        """The model is ready; ``note`` says where and with how much room."""
+    def clear(self) -> None:
+        """Take the bar away, so that other lines may follow."""
         if self._terminal:
             self._stream.write("\r\033[K")
             self._stream.flush()
-        log.info("%s is ready: %s", self._name, note)

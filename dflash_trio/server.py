@@ -17,7 +17,7 @@ import signal
 import ssl
 import sys
 import threading
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -26,6 +26,7 @@ import trio
 from .api.access import AccessPolicy, is_loopback
 from .api.app import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL, DflashApp
 from .config import ListenerConfig, ModelConfig, ServerConfig
+from .console import say
 from .engine.admission import KVLedger
 from .engine.client import EngineClient
 from .engine.llama_abi import gpu_devices
@@ -70,13 +71,18 @@ def run_server(config: ServerConfig) -> int:
 
 def serve(config: ServerConfig, loads: list[tuple[ModelConfig, Load]]) -> int:
     """Bind, load by ``loads`` (blocks in priority order), serve, drain; the exit code. Blocks."""
+    # From the binding on a signal means a shutdown in good order, although nobody can begin one
+    # before the event loop runs: it is kept until then.
+    early: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: early.append(received))
     try:
         ssl_context = _ssl_context(config.listener)
         listeners = _bind(config)
     except StartupError as error:
         return _fail(error)
     sys.setswitchinterval(SWITCH_INTERVAL)
-    server = Server(config, listeners, loads, ssl_context=ssl_context)
+    server = Server(config, listeners, loads, ssl_context=ssl_context, early_signals=early)
     try:
         code = trio.run(server.run)
     finally:
@@ -88,7 +94,6 @@ def serve(config: ServerConfig, loads: list[tuple[ModelConfig, Load]]) -> int:
     if server.abandoned_engines:
         # Their threads may sit in native code for ever: a normal exit could wait for them.
         logging.shutdown()
-        sys.stdout.flush()
         os._exit(code)
     return code
 
@@ -102,18 +107,18 @@ def check_launch(config: ServerConfig) -> int:
     except StartupError as error:
         return _fail(error)
     names = ", ".join(model.name for model in config.models)
-    sys.stdout.write(f"The launch is fine. It loads: {names}\n")
+    say(f"The launch is fine. It loads: {names}\n")
     return 0
 
 
 def list_devices() -> int:
     """Print the devices that blocks may be placed on."""
     for device in gpu_devices():
-        sys.stdout.write(
+        say(
             f"{device.name}\t{device.description}\t"
             f"{device.free_memory // 2**20} of {device.total_memory // 2**20} MiB free\n"
         )
-    sys.stdout.write(f"cpu:0\tCPU, {usable_cores()} usable cores (cpu:N only tells blocks apart)\n")
+    say(f"cpu:0\tCPU, {usable_cores()} usable cores (cpu:N only tells blocks apart)\n")
     return 0
 
 
@@ -243,11 +248,17 @@ class Server:
         loads: list[tuple[ModelConfig, Load]],
         *,
         ssl_context: ssl.SSLContext | None = None,
+        early_signals: Sequence[int] = (),
     ) -> None:
+        """``early_signals``: those that came before :meth:`run` listens; read when it does."""
         self._config = config
+        self._early_signals = early_signals
         self._ssl_context = ssl_context
         self._listeners = listeners
-        self._progress = {model.name: LoadProgress(model.name) for model, _ in loads}
+        self._progress = {
+            model.name: LoadProgress(model.name, bar=config.log_format == "console")
+            for model, _ in loads
+        }
         self._clients = [
             EngineClient(model.name, load, on_progress=self._progress[model.name])
             for model, load in loads
@@ -305,13 +316,12 @@ class Server:
         self, connections: ConnectionServer, drain: DrainController, signals: AsyncIterable[int]
     ) -> None:
         async with trio.open_nursery() as outer:
-            outer.start_soon(drain.watch, signals)
+            outer.start_soon(partial(drain.watch, signals, received=len(self._early_signals)))
             async with trio.open_nursery() as engines:
                 async with trio.open_nursery() as front:
                     addresses = await front.start(connections.serve)
                     for address in addresses:
-                        sys.stdout.write(f"dflash-server listens on {address}\n")
-                    sys.stdout.flush()
+                        say(f"dflash-server listens on {address}\n")
                     await self._load_until_drained(engines, drain)
                     if self._failure is not None:
                         await drain.begin()
@@ -334,9 +344,12 @@ class Server:
                 try:
                     ready: Ready = await engines.start(client.run)
                     served.append(await trio.to_thread.run_sync(self._serve, model, client, ready))
+                    # A signal that came during the thread's work ends the loading here.
+                    await trio.lowlevel.checkpoint()
                 except (ModelLoadError, TemplateError, StartupError) as error:
                     label = f"{model.block_label}: "
                     self._failure = label + str(error).removeprefix(label)
+                    self._progress[model.name].clear()
                     break
                 self._announce(served[-1], ready)
             else:
@@ -356,13 +369,16 @@ class Server:
         )
 
     def _announce(self, model: ServedModel, ready: Ready) -> None:
+        self._progress[model.name].clear()
         for warning in ready.warnings:
             log.warning("%s: %s", model.config.block_label, warning)
         ledger = model.ledger
-        self._progress[model.name].finish(
+        log.info(
+            "%s is ready: %s",
+            model.name,
             f"{model.info.description} on {model.info.device}, {model.info.threads} threads, "
             f"{ledger.slots} slots, {ledger.statistics().pool} KV cells, "
-            f"context {ledger.max_ctx}, template: {model.template_origin}"
+            f"context {ledger.max_ctx}, template: {model.template_origin}",
         )
 
     def status(self) -> ServerStatus:

@@ -10,7 +10,7 @@ from dflash_trio.cli.model_options import MODEL_OPTIONS
 from dflash_trio.cli.option import Option
 from dflash_trio.cli.single_model_options import SINGLE_MODEL_OPTIONS
 
-COLUMNS = 88
+COLUMNS = 79
 _INDENT = " " * 6
 
 _INTRODUCTION = """\
@@ -18,10 +18,11 @@ usage: dflash-server [MODEL.gguf] [options] [--model PATH [options]]...
 
 Serves one or several GGUF models behind one HTTP address.
 
-Each --model starts a block, and the model options behind it are that model's, up to the next
---model. What stands before the first --model belongs to the first block; the first path may also
-stand alone. --option=value works, abbreviations do not. A value that begins with two dashes is
-written with =. Without --load-balancing only the primary model loads.
+Each --model starts a block, and the model options behind it are that model's,
+up to the next --model. What stands before the first --model belongs to the
+first block; the first path may also stand alone. --option=value works,
+abbreviations do not. A value that begins with two dashes is written with =.
+Without --load-balancing only the primary model loads.
 """
 
 _GROUPS: tuple[tuple[str, str, Sequence[Option]], ...] = (
@@ -36,17 +37,19 @@ _GROUPS: tuple[tuple[str, str, Sequence[Option]], ...] = (
 )
 
 _ENDING = """\
-Devices are cuda:N, hip:N, vulkan:N, metal:N, sycl:N and cpu:N; --list-devices shows this
-host's. cpu:N is one group of CPU threads, and N only tells blocks apart.
+Devices are cuda:N, hip:N, vulkan:N, metal:N, sycl:N and cpu:N; --list-devices
+shows this host's. cpu:N is one group of CPU threads, and N only tells blocks
+apart.
 
 Environment:
   DFLASH_API_KEY
       One more key that clients may send.
 
-Configuration file (--config FILE.toml): the options above without their dashes. Launch options
-at the top level, listener options in [listener], each block a [[model]] table; flags are true or
-false, repeatable options arrays. Relative paths start at the working folder. Beside a file, the
-command line adds or overrides launch and listener options.
+Configuration file (--config FILE.toml): the options above without their
+dashes. Launch options at the top level, listener options in [listener], each
+block a [[model]] table; flags are true or false, repeatable options arrays.
+Relative paths start at the working folder. Beside a file, the command line
+adds or overrides launch and listener options.
 
   log-level = "info"
   [listener]
@@ -56,8 +59,9 @@ command line adds or overrides launch and listener options.
   alias = ["fast"]
   max-ctx = 4096
 
-Exit codes: 0 after a shutdown, 1 when a model cannot be loaded or a worker does not end, 2 for a
-launch that cannot start as written, 130 at a third interrupt.
+Exit codes: 0 after a shutdown, also while loading; 1 when a model cannot be
+loaded or an engine that served does not end; 2 for a launch that cannot start
+as written; 130 at a third signal.
 
 Examples:
   One model on the default address:
@@ -65,8 +69,9 @@ Examples:
 
   Two models, the one on the GPU first, the CPU one when it is busy:
     dflash-server --load-balancing --load-balancing-primary-gpu cuda:0 \\
+      --port 8080 --routing-queue-limit 32 \\
       --model /models/large.gguf --model-name large --target-device cuda:0 \\
-      --max-ctx 8192 --max-concurrency 4 --port 8080 --routing-queue-limit 32 \\
+      --max-ctx 8192 --max-concurrency 4 \\
       --model /models/small.gguf --model-name small --target-device cpu:0 \\
       --max-ctx 4096
 
@@ -76,7 +81,7 @@ Examples:
 
 
 def render_help() -> str:
-    """The whole help, in plain ASCII, at most 96 columns wide."""
+    """The whole help, in plain ASCII, at most 79 columns wide."""
     groups = "\n".join("\n".join(_group(*group)) for group in _GROUPS)
     return f"{_INTRODUCTION}\n{groups}\n{_ENDING}"
 

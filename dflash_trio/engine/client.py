@@ -154,13 +154,25 @@ class EngineClient:
             raise ModelLoadError(self._load_error)
 
     async def _run_thread(self, worker: EngineWorker) -> None:
-        # A limiter of its own: the default one has 40 places for everybody.
-        await trio.to_thread.run_sync(
-            worker.run,
-            limiter=trio.CapacityLimiter(1),
-            abandon_on_cancel=True,
-            thread_name=f"engine {self.name}",
-        )
+        started = False
+
+        def run() -> None:
+            nonlocal started
+            started = True
+            worker.run()
+
+        try:
+            # A limiter of its own: the default one has 40 places for everybody.
+            await trio.to_thread.run_sync(
+                run,
+                limiter=trio.CapacityLimiter(1),
+                abandon_on_cancel=True,
+                thread_name=f"engine {self.name}",
+            )
+        finally:
+            if not started:
+                # Cancelled before there was a thread: nobody will ever say that it has ended.
+                self._ended.set()
 
     async def _watch(self, worker: EngineWorker) -> None:
         """Look out for a step that does not end. Runs until cancelled."""
@@ -280,7 +292,7 @@ class EngineClient:
                         generation.deliver(Failed("the engine ended"))
                     generation.deliver(Retired())
                 self._live.clear()
-                if not self._stop_requested.is_set() and self._loaded.is_set():
+                if not self._stop_requested.is_set() and self.ready is not None:
                     self.mark_unhealthy("the engine ended")  # for good, whatever it was before
                 self._loaded.set()
                 self._ended.set()

@@ -307,6 +307,9 @@ class LlamaRunner:
         self._batch.n_tokens = at
         code = llama.llama_decode(self.context, self._batch)
         if code == 0:
+            # On a GPU the step may still be under way. Reading its output would wait for it too,
+            # but then neither the step's time nor a hang in it would show as the step's.
+            llama.llama_synchronize(self.context)
             return DecodeOutcome.DONE
         if code == 1:
             return DecodeOutcome.NO_CELLS

@@ -58,20 +58,27 @@ class DrainController:
         self._drain_timeout = drain_timeout
         self._exit_now = exit_now
 
-    async def watch(self, signals: AsyncIterable[int]) -> None:
-        """React to each signal until cancelled, which its owner does when nothing is left."""
+    async def watch(self, signals: AsyncIterable[int], *, received: int = 0) -> None:
+        """React to each signal until cancelled, which its owner does when nothing is left.
+
+        ``received``: how many came before anybody watched; they count.
+        """
         async with trio.open_nursery() as timers:
-            received = 0
+            for number in range(1, received + 1):
+                await self._react(number, timers)
             async for _ in signals:
                 received += 1
-                if received == 1:
-                    await self.begin()
-                    if self._drain_timeout is not None:
-                        timers.start_soon(self._finalize_and_cut, self._drain_timeout)
-                elif received == 2:
-                    timers.start_soon(self._finalize_and_cut, 0)
-                else:
-                    self._exit_now()
+                await self._react(received, timers)
+
+    async def _react(self, received: int, timers: trio.Nursery) -> None:
+        if received == 1:
+            await self.begin()
+            if self._drain_timeout is not None:
+                timers.start_soon(self._finalize_and_cut, self._drain_timeout)
+        elif received == 2:
+            timers.start_soon(self._finalize_and_cut, 0)
+        else:
+            self._exit_now()
 
     async def begin(self) -> None:
         """Take nothing new; let what runs come to its end as each model's policy says."""

@@ -7,6 +7,8 @@ import json
 from typing import Any
 
 import pytest
+import trio
+from quart_trio.asgi import TrioASGIHTTPConnection
 
 from tests.support.http_client import connect, request
 from tests.support.running import CHAT, chat_body, poll_health, running, sse_events, streamed_text
@@ -431,3 +433,114 @@ async def test_a_503_of_health_says_when_to_ask_again() -> None:
         health = await request(server.port, "GET", "/health")
         assert (health.status, health.headers["retry-after"]) == (503, "5")
         gate.open()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_of_exactly_the_limit_is_read_and_one_byte_more_is_not(chunked: bool) -> None:
+    limit = 1000
+    body = json.dumps(chat_body("x")).encode()
+    load = scripted_load(script=answer("1"))
+    async with running((scripted_config(), load), max_body_bytes=limit) as server:
+        for size, status in ((limit, b"HTTP/1.1 200"), (limit + 1, b"HTTP/1.1 413")):
+            raw = body.ljust(size)
+            framing = f"Content-Length: {size}".encode()
+            if chunked:
+                framing, raw = b"Transfer-Encoding: chunked", b"%x\r\n%s\r\n0\r\n\r\n" % (size, raw)
+            async with connect(server.port) as exchange:
+                await exchange.stream.send_all(
+                    b"POST %s HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n%s"
+                    % (CHAT.encode(), framing, raw)
+                )
+                assert (await exchange.stream.receive_some()).startswith(status)
+
+
+async def test_a_body_that_never_begins_is_given_up_too() -> None:
+    async with (
+        running((scripted_config(), scripted_load()), client_stall_timeout=0.2) as server,
+        connect(server.port) as exchange,
+    ):
+        await exchange.stream.send_all(
+            f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n".encode()
+        )
+        with trio.fail_after(20):
+            assert (await exchange.stream.receive_some()).startswith(b"HTTP/1.1 408")
+
+
+async def test_a_body_that_trickles_is_given_up_although_it_never_stops() -> None:
+    async with (
+        running((scripted_config(), scripted_load()), client_stall_timeout=0.2) as server,
+        connect(server.port) as exchange,
+        trio.open_nursery() as nursery,
+    ):
+        await exchange.stream.send_all(
+            f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n".encode()
+        )
+        sent = 0
+
+        async def trickle() -> None:
+            nonlocal sent
+            while sent < 100:
+                await trio.sleep(0.02)
+                with contextlib.suppress(trio.BrokenResourceError):
+                    await exchange.stream.send_all(b"{")
+                sent += 1
+
+        nursery.start_soon(trickle)
+        assert (await exchange.stream.receive_some()).startswith(b"HTTP/1.1 408")
+        assert sent < 100
+        nursery.cancel_scope.cancel()
+
+
+async def test_once_it_drains_good_answers_close_their_connections_too() -> None:
+    gate = Gate(open=False)
+    load = scripted_load(script=answer("1"), before_decode=gate)
+    async with (
+        running((scripted_config(), load)) as server,
+        server.chatting("x") as whole,
+        connect(server.port) as kept,
+    ):
+        assert "connection" not in (await kept.request("GET", "/health")).headers
+        await trio.to_thread.run_sync(gate.reached.wait)
+        await server.server._router.drain()
+        health = await kept.request("GET", "/health")
+        assert (health.status, health.headers["connection"]) == (200, "close")
+        gate.open()
+        answered = await whole.read_rest()
+        assert (answered.status, answered.headers["connection"]) == (200, "close")
+
+
+async def test_usage_counts_the_prompt_with_its_template_and_adds_up() -> None:
+    async with running((scripted_config(), scripted_load(script=answer("abc")))) as server:
+        usage = (await server.chat("x")).json()["usage"]
+    # BOS, a byte, a line end and ">"; three bytes and the end of the turn.
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (4, 4, 8)
+
+
+async def test_the_slot_is_back_with_the_last_byte_however_long_the_framework_takes_to_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    framework_may_end = trio.Event()
+    original = TrioASGIHTTPConnection.__call__
+
+    async def dawdle(self: Any, receive: Any, send: Any) -> None:
+        await original(self, receive, send)
+        if self.scope["path"] == CHAT:
+            await framework_may_end.wait()
+
+    monkeypatch.setattr(TrioASGIHTTPConnection, "__call__", dawdle)
+    async with (
+        running((scripted_config(), scripted_load(script=answer("1")))) as server,
+        server.chatting("x", stream=True) as exchange,
+    ):
+        assert streamed_text((await exchange.read_rest()).text) == "1"
+        with trio.fail_after(20):
+            await server.until_idle()
+        framework_may_end.set()
+
+
+async def test_a_model_is_found_by_its_alias_and_shown_by_its_name() -> None:
+    async with running((scripted_config("first", aliases=("one",)), scripted_load())) as server:
+        by_name = await request(server.port, "GET", "/v1/models/first")
+        by_alias = await request(server.port, "GET", "/v1/models/one")
+    assert by_name.json()["id"] == "first"
+    assert by_alias.json() == by_name.json()

@@ -408,3 +408,14 @@ async def test_an_openai_error_names_its_field_and_an_unknown_model_is_model_not
         assert unknown.error["code"] == "model_not_found"
         chat = await request(server.port, "POST", "/v1/chat/completions", chat_body("x", model="m"))
         assert chat.status == 200
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_model_that_is_unhealthy_with_its_tokenizer_still_there_counts_nothing(
+    path: str,
+) -> None:
+    async with running((scripted_config("stalled one"), scripted_load())) as server:
+        server.server._clients[0].mark_unhealthy("its engine has stalled", may_recover=True)
+        response = await request(server.port, "POST", path, BODIES[path])
+        assert (response.status, response.headers["retry-after"]) == (503, "30")
+        assert "stalled one" in error_text(path, response)

@@ -548,3 +548,28 @@ async def test_whatever_the_thread_leaves_unsaid_is_said_when_it_ends() -> None:
     assert await lost.events.receive() == Failed("the engine ended")
     assert await lost.events.receive() == Retired()
     assert lost.retired.is_set()
+
+
+async def test_abandoning_a_thread_fails_and_settles_whom_it_will_say_nothing_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "WORKER_STOP_BOUND", 0.2)
+    gate = Gate(open=False)
+    client = EngineClient("stuck", scripted_load(before_decode=gate))
+    with trio.fail_after(WAIT):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(client.run)
+            generation = submit(client, prompt("abc", 9))
+            await until(gate.reached.is_set)
+            client.stop()
+        assert client.abandoned
+        assert client.unhealthy_reason is not None
+        assert "abandoned" in client.unhealthy_reason
+        assert generation.settled.is_set()
+        assert not generation.retired.is_set()
+        failed = generation.events.receive_nowait()
+        assert isinstance(failed, Failed)
+        assert "abandoned" in failed.message
+        gate.open()
+        await client._ended.wait()
+    await until(lambda: not engine_threads())

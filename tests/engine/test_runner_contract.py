@@ -738,3 +738,41 @@ def test_what_the_progress_callback_raises_ends_the_loading_and_comes_out(
     with pytest.raises(LoopIsGone):
         load_llama(smollm2, on_progress=gone)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}])
+def test_each_filter_alone_can_leave_nothing_but_the_likeliest_token(
+    small: LlamaRunner, narrow: dict[str, Any]
+) -> None:
+    filters = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, **narrow}
+    prefill(small, 0, tokens_of(small, SEA))
+    likeliest = once(small, GREEDY)
+    drawn = {
+        once(small, SamplingParams(temperature=5.0, seed=seed, **filters)) for seed in range(8)
+    }
+    small.rewind(0, 0)
+    assert drawn == {likeliest}
+
+
+@pytest.mark.real
+def test_closing_frees_the_context_and_then_the_model_each_once(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = load_llama(smollm2, slots=1)
+    freed: list[str] = []
+
+    def noting(name: str) -> Callable[[Any], None]:
+        native = getattr(llama_runner.llama, name)
+
+        def free(handle: Any) -> None:
+            freed.append(name)
+            native(handle)
+
+        return free
+
+    for name in ("llama_free", "llama_model_free"):
+        monkeypatch.setattr(llama_runner.llama, name, noting(name))
+    runner.close()
+    runner.close()
+    assert freed == ["llama_free", "llama_model_free"]

@@ -743,3 +743,24 @@ def test_any_mix_of_clients_gets_what_each_would_get_alone_and_leaves_nothing(
         else:
             assert story.text == alone.text
             assert story.finished == alone.finished
+
+
+def test_a_promise_grows_by_a_headroom_at_a_time_and_by_no_more_than_is_left_to_say() -> None:
+    engine = Engine(slots=2, max_ctx=60, headroom=8)
+    generation_id = engine.add(prompt("hello", 20))
+    hold = engine.holds[generation_id]
+    promised = [hold.cells]
+    while not engine.scheduler.idle:
+        engine.scheduler.step()
+        if hold.cells != promised[-1]:
+            promised.append(hold.cells)
+        engine.listen()
+    # 5 + 8; then 8 more; then what the last answers need.
+    assert promised == [13, 21, 24]
+
+
+def test_penalties_see_the_prompt() -> None:
+    letters = "abcdefghijklmnopqrstuvwxyz"  # all that this model says of its own accord
+    sampling = SamplingParams(temperature=0.0, presence_penalty=100.0, penalty_last_n=-1)
+    assert set(Engine().say(prompt(letters, 1)).text) <= set(letters)
+    assert not set(Engine().say(prompt(letters, 1, sampling=sampling)).text) & set(letters)

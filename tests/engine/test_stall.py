@@ -133,3 +133,39 @@ async def test_an_engine_that_dies_in_a_stalled_step_stays_unhealthy(
             await generation.retired.wait()
             assert not client.healthy
             client.stop()
+
+
+async def test_after_a_stalled_step_nothing_more_is_computed_for_those_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_clock, "STALL_UNMEASURED", 0.05)
+    monkeypatch.setattr(client_module, "STALL_CHECK_INTERVAL", 0.01)
+    gate = Gate(open=False)
+    steps: list[int] = []
+
+    def count(batch: object) -> None:
+        steps.append(1)
+        gate([])
+
+    client = EngineClient("m", scripted_load(before_decode=count))
+    prepared = PreparedPrompt(tokens=(65,), max_tokens=999, sampling=SamplingParams(temperature=0))
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            ready = await nursery.start(client.run)
+            hold = ready.ledger.try_reserve(1, 999)
+            assert hold is not None
+            generation = client.submit(prepared, hold)
+            await generation.settled.wait()
+            gate.open()
+            await generation.retired.wait()
+            assert len(steps) == 1
+            client.stop()
+
+
+@pytest.mark.parametrize("lasting_first", [True, False])
+def test_a_reason_that_does_not_pass_is_not_lifted_by_one_that_does(lasting_first: bool) -> None:
+    client = EngineClient("m", scripted_load())
+    for may_recover in (not lasting_first, lasting_first):
+        client.mark_unhealthy(f"may recover: {may_recover}", may_recover=may_recover)
+    client._recover()
+    assert client.unhealthy_reason == f"may recover: {not lasting_first}"

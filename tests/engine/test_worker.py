@@ -557,3 +557,29 @@ def test_a_storm_of_cancellations_never_harms_a_neighbour() -> None:
             return thread.stories[1].text
 
     assert steady_text(storm=60) == steady_text(storm=0)
+
+
+def test_stopping_in_the_warm_up_cuts_it_short_and_never_says_ready() -> None:
+    begun, aborted = threading.Event(), threading.Event()
+
+    class WarmingUp(ScriptedRunner):
+        def warm_up(self) -> None:
+            begun.set()
+            aborted.wait(WAIT)
+
+        def abort(self) -> None:
+            aborted.set()
+
+    runner = WarmingUp()
+
+    def load(progress: Callable[[float], None], stopped: threading.Event) -> LoadedModel:
+        ledger = KVLedger(slots=1, pool=100, max_ctx=100, decode_headroom=8)
+        return LoadedModel(runner, ledger, 8)
+
+    with running(load) as thread:
+        assert begun.wait(WAIT)
+        thread.worker.stop()
+        assert aborted.is_set()
+        thread.join()
+    assert thread.heard == [Ended()]
+    assert runner.closed

@@ -406,3 +406,16 @@ async def test_a_slow_reader_over_a_unix_socket_is_watched_too(tmp_path: Path) -
             with trio.fail_after(4):
                 await server.app.disconnected.wait()
             await server.until_open(0)
+
+
+async def test_a_connection_over_the_limit_is_told_when_to_come_again() -> None:
+    async with (
+        running_server(max_connections=1) as server,
+        await server.connect() as first,
+        await server.connect() as second,
+    ):
+        await first.send(PLAIN_REQUEST)
+        assert (await first.answer()).status == 200
+        await second.send(PLAIN_REQUEST)
+        refused = await second.answer()
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")

@@ -334,6 +334,25 @@ async def shutdown_is_watched(cancelled_at: CancelAt) -> None:
         await holder.finish()
 
 
+async def a_shutdown_was_asked_for_before_anybody_watched(cancelled_at: CancelAt) -> None:
+    async with bench(HandModel("only")) as b:
+        controller = DrainController(
+            b.router, FakeConnections([]), drain_timeout=None, exit_now=exit_now
+        )
+        holder = await b.arrive()
+        waiter = await b.arrive()
+
+        async def operation() -> None:
+            with trio.move_on_after(10):
+                await controller.watch(signals_at(), received=2)
+
+        await cancelled_at(operation)
+        await wait_all_tasks_blocked()
+        if b.router.draining:
+            assert waiter.state == "refused"
+        await holder.finish()
+
+
 SCENARIOS: list[Scenario] = [
     served_at_once,
     served_by_the_second_model,
@@ -351,6 +370,7 @@ SCENARIOS: list[Scenario] = [
     leaves_while_the_engine_works,
     router_drains,
     shutdown_is_watched,
+    a_shutdown_was_asked_for_before_anybody_watched,
 ]
 
 

@@ -209,3 +209,18 @@ async def test_a_client_that_hangs_up_while_draining_still_cancels(
         await active.hang_up()
         assert model.engine.cancelled == [1]
         s.bench.check_counters_zero()
+
+
+async def test_engines_are_told_to_stop_with_the_cut_and_not_before(
+    autojump_clock: MockClock,
+) -> None:
+    models = (HandModel("first"), HandModel("second", slots=2))
+    async with shutdown(*models) as s:
+        await s.signal()
+        await trio.sleep(100)
+        await s.signal()
+        await trio.sleep(CUT_GRACE - 0.1)
+        assert [model.engine.stopped for model in models] == [False, False]
+        await trio.sleep(0.2)
+        assert s.phase == "cutting"
+        assert [model.engine.stopped for model in models] == [True, True]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import trio
 
+from tests.support.http_client import request
 from tests.support.running import server_process
 
 
@@ -20,6 +24,11 @@ def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
+
+
+def start(command: str) -> subprocess.Popen[bytes]:
+    """A process in the place of the shell that set up its streams."""
+    return subprocess.Popen(["sh", "-c", f"exec {command}"], stderr=subprocess.PIPE)
 
 
 def refused(result: subprocess.CompletedProcess[str]) -> str:
@@ -84,8 +93,6 @@ async def test_a_pool_beyond_what_the_slots_can_use_is_shown_as_it_is_with_a_war
 
 @pytest.mark.real
 def test_a_taken_port_is_refused_before_anything_loads(smollm2: Path) -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -107,3 +114,51 @@ async def test_a_signal_while_a_real_model_loads_exits_0(smollm2: Path) -> None:
         server.signal(signal.SIGINT)
         assert await server.exit_code(30) == 0
     assert "Traceback" not in server.log
+
+
+@pytest.mark.real
+async def test_a_signal_at_any_moment_of_the_start_ends_the_server(smollm2: Path) -> None:
+    for delay in (0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3):
+        process = start(
+            f"{sys.executable} -m dflash_trio {smollm2} --port=0 --max-ctx=512 >/dev/null"
+        )
+        try:
+            # The moment is what is tried here; whatever it hits, the outcome is the same.
+            await trio.sleep(delay)
+            process.send_signal(signal.SIGTERM)
+            with trio.fail_after(30):
+                _, stderr = await trio.to_thread.run_sync(
+                    process.communicate, abandon_on_cancel=True
+                )
+        finally:
+            process.kill()
+            process.communicate()
+        # -15: so early that Python itself was not up yet.
+        assert process.returncode in (0, -signal.SIGTERM), (delay, stderr)
+        assert b"Traceback" not in stderr
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full", "2>&-", ">&- 2>&-"])
+async def test_a_server_whose_terminal_is_gone_serves_all_the_same(
+    smollm2: Path, redirection: str
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = start(f"{sys.executable} -m dflash_trio {smollm2} --port {port} {redirection}")
+    try:
+        with trio.fail_after(60):
+            while True:
+                assert process.poll() is None
+                with contextlib.suppress(OSError):
+                    if (await request(port, "GET", "/health")).status == 200:
+                        break
+                await trio.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        with trio.fail_after(30):
+            await trio.to_thread.run_sync(process.communicate, abandon_on_cancel=True)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()

@@ -8,9 +8,12 @@ from collections.abc import Sequence
 import pytest
 import trio
 
+from dflash_trio.config import ServerConfig
 from dflash_trio.engine import client as client_module
 from dflash_trio.engine import step_clock
 from dflash_trio.engine.model_runner import BatchSlice
+from dflash_trio.net.listener import bind_listeners
+from dflash_trio.server import Server
 from tests.support.http_client import Answer, request
 from tests.support.running import RunningServer, running, scripted_process, sse_events
 from tests.support.scripted import Gate, answer, scripted_config, scripted_load
@@ -112,3 +115,46 @@ async def test_an_engine_that_does_not_end_is_abandoned_with_a_line_and_exit_1()
             assert await server.exit_code(30) == 1
             assert trio.current_time() - before < 20
     assert "stuck did not end in time and was abandoned" in server.log
+
+
+async def test_a_load_that_cannot_be_stopped_is_left_behind_and_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "WORKER_STOP_BOUND", 0.2)
+    gate = Gate(open=False)
+    load = scripted_load(on_runner=lambda _: gate([]))
+    bound = bind_listeners("127.0.0.1", 0)
+    config = ServerConfig(models=(scripted_config("slow"),))
+    # The signal has come before anybody listened for it.
+    server = Server(config, bound, [(config.models[0], load)], early_signals=[signal.SIGTERM])
+    try:
+        with trio.fail_after(20):
+            assert await server.run() == 0
+        assert server.abandoned_engines == ["slow"]
+    finally:
+        gate.open()
+
+
+async def test_a_signal_between_two_loads_ends_the_start_at_once() -> None:
+    gate = Gate(open=False)
+    second_began: list[object] = []
+    loads = [
+        (scripted_config("first"), scripted_load(on_runner=lambda _: gate([]))),
+        (scripted_config("second"), scripted_load(on_runner=second_began.append)),
+    ]
+    bound = bind_listeners("127.0.0.1", 0)
+    config = ServerConfig(models=tuple(model for model, _ in loads), load_balancing=True)
+    server = Server(config, bound, loads, early_signals=[signal.SIGTERM])
+    codes: list[int] = []
+
+    async def run() -> None:
+        codes.append(await server.run())
+
+    with trio.fail_after(8):  # the bound of an engine that does not end is ten
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await trio.to_thread.run_sync(gate.reached.wait, 5)
+            gate.open()
+    assert codes == [0]
+    assert not server.abandoned_engines
+    assert not second_began

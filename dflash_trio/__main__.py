@@ -21,13 +21,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from dflash_trio import __version__
     from dflash_trio.cli import UsageError, parse_command_line, render_help
-    from dflash_trio.console import say
+    from dflash_trio.console import complain, say
 
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         launch = parse_command_line(words, os.environ)
     except UsageError as error:
-        sys.stderr.write(f"{PROGRAM}: error: {error}\n")
+        complain(f"{PROGRAM}: error: {error}\n")
         return EXIT_USAGE
     if launch.action == "help":
         say(render_help())
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"{PROGRAM} {__version__}\n")
         return 0
     for warning in launch.warnings:
-        sys.stderr.write(f"{PROGRAM}: warning: {warning}\n")
+        complain(f"{PROGRAM}: warning: {warning}\n")
 
     # The server brings trio, quart and llama.cpp with it: help and refusals do without.
     from dflash_trio.server import check_launch, list_devices, run_server

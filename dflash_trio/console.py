@@ -5,16 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import TextIO
 
 
 def say(text: str) -> None:
     """Write to standard output at once, if anybody is there to read it."""
-    if sys.stdout is None:  # started with it closed
+    _write(sys.stdout, text)
+
+
+def complain(text: str) -> None:
+    """The same for standard error."""
+    _write(sys.stderr, text)
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:  # the process was started with it closed
         return
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        stream.write(text)
+        stream.flush()
     except (OSError, ValueError):
         # What is left in its buffer would raise again at the interpreter's end.
         with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -26,7 +26,7 @@ import trio
 from .api.access import AccessPolicy, is_loopback
 from .api.app import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL, DflashApp
 from .config import ListenerConfig, ModelConfig, ServerConfig
-from .console import say
+from .console import complain, say
 from .engine.admission import KVLedger
 from .engine.client import EngineClient
 from .engine.llama_abi import gpu_devices
@@ -123,7 +123,7 @@ def list_devices() -> int:
 
 
 def _fail(error: Exception) -> int:
-    sys.stderr.write(f"dflash-server: error: {error}\n")
+    complain(f"dflash-server: error: {error}\n")
     return EXIT_USAGE
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from urllib.parse import quote
 
 import trio
 from quart import Request, Response, g, request
@@ -293,8 +294,6 @@ def header_text(text: str) -> str:
     """Any name as a header value: percent-encoded where a header cannot carry it."""
     if text.isascii() and text.isprintable():
         return text
-    from urllib.parse import quote
-
     return quote(text, safe=" /:+@")
 
 

@@ -7,6 +7,7 @@ from quart import Request
 from werkzeug.exceptions import RequestEntityTooLarge, RequestTimeout, UnsupportedMediaType
 
 from ..generation.errors import Draining, PreparationFull, PromptTooLong
+from ..net import SEND_CONTINUE
 from ..routing.request_scope import RequestScope
 
 SLOWEST_BODY = 1024
@@ -30,7 +31,7 @@ async def read_body(
     announced = request.content_length
     if announced is not None and announced > max_bytes:
         raise _too_large(max_bytes)
-    send_continue = request.scope["state"].get("send_continue")
+    send_continue = request.scope["state"].get(SEND_CONTINUE)
     if send_continue is not None:
         await send_continue()
 

@@ -112,7 +112,8 @@ class EngineWorker:
         self._name = name
         self._load = load
         self._deliver = deliver
-        # Unbounded, but bounded by its writers: one submit and one cancel for each reservation.
+        # Unbounded, but bounded by its writers: a few messages for each reservation, and one for
+        # each signal.
         self._inbox: queue.SimpleQueue[_Submit | _Cancel | _FinalizeAll | _Stop] = (
             queue.SimpleQueue()
         )

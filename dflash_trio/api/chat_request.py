@@ -10,7 +10,7 @@ from attrs import field, frozen
 from ..generation.errors import InvalidRequest
 from ..generation.request import MAX_SEED, GenerationRequest, Message, SamplingOverrides
 from ..text.messages import content_text
-from .conversation import SYSTEM_ROLES
+from .conversation import SYSTEM_ROLES, part_text
 from .json_body import json_type_name, parse_json_object, printable
 from .validation import FieldProblem, converter, in_range, refuse_unavailable, structure
 
@@ -28,15 +28,6 @@ class Content:
     text: str | None
 
 
-_TEXT_OF_PART = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-}
-"""Type of a part to the field that holds its text."""
-
-
 def _structure_content(value: Any, _: Any) -> Content:
     if value is None or isinstance(value, str):
         return Content(value)
@@ -44,19 +35,8 @@ def _structure_content(value: Any, _: Any) -> Content:
         raise FieldProblem(
             f"must be a string, null or an array of parts, not {json_type_name(value)}"
         )
-    for index, part in enumerate(value):
-        where = f"[{index}]"
-        if not isinstance(part, dict):
-            raise FieldProblem(f"must be an object, not {json_type_name(part)}", where)
-        kind = part.get("type")
-        if not isinstance(kind, str) or kind not in _TEXT_OF_PART:
-            what = printable(kind) if isinstance(kind, str) else json_type_name(kind)
-            raise FieldProblem(f"is of type {what}; only text is understood here", where)
-        key = _TEXT_OF_PART[kind]
-        text = part.get(key)
-        if not isinstance(text, str):
-            raise FieldProblem(f"must be a string, not {json_type_name(text)}", f"{where}.{key}")
-    return Content(content_text(value) if value else None)
+    texts = [part_text(part, f"[{index}]") for index, part in enumerate(value)]
+    return Content(content_text(texts) if texts else None)
 
 
 converter.register_structure_hook(Content, _structure_content)

@@ -9,6 +9,8 @@ from attrs import frozen
 
 from ..generation.request import GenerationRequest, Message
 from ..text.messages import content_text
+from .json_body import json_type_name, printable
+from .validation import FieldProblem
 
 SYSTEM_ROLES = ("system", "developer")
 
@@ -29,6 +31,30 @@ class Conversation:
             body_bytes=body_bytes,
             continue_final=self.continue_final,
         )
+
+
+_TEXT_OF_PART = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+"""Types of OpenAI's content parts, each with its key that holds the text."""
+
+
+def part_text(part: Any, where: str) -> str:
+    """The text of one of OpenAI's content parts. Raises FieldProblem below ``where``."""
+    if not isinstance(part, dict):
+        raise FieldProblem(f"must be an object, not {json_type_name(part)}", where)
+    kind = part.get("type")
+    key = _TEXT_OF_PART.get(kind) if isinstance(kind, str) else None
+    if key is None:
+        what = printable(kind) if isinstance(kind, str) else json_type_name(kind)
+        raise FieldProblem(f"is of type {what}; only text is understood here", where)
+    text = part.get(key)
+    if not isinstance(text, str):
+        raise FieldProblem(f"must be a string, not {json_type_name(text)}", f"{where}.{key}")
+    return text
 
 
 def text_turn(role: str, texts: Iterable[str]) -> Message:

@@ -13,19 +13,12 @@ import attrs
 from attrs import field, frozen
 
 from ..generation.request import Message
-from .conversation import Conversation, merge_turns, text_turn
+from .conversation import Conversation, merge_turns, part_text, text_turn
 from .json_body import json_type_name, printable
 from .validation import FieldProblem, converter, refuse_unavailable, structure
 
 ROLES = ("user", "assistant", "system", "developer")
 
-_TEXT_OF_PART = {
-    "input_text": "text",
-    "output_text": "text",
-    "text": "text",
-    "refusal": "refusal",
-}
-"""Types of content parts, each with its key that holds the text."""
 _ITEMS_NOT_AVAILABLE = {
     "function_call": "tool calls are not available yet",
     "function_call_output": "tool results are not available yet",
@@ -56,21 +49,7 @@ def _structure_content(value: Any, _: Any) -> Content:
         return Content((value,))
     if not isinstance(value, list):
         raise FieldProblem(f"must be a string or an array of parts, not {json_type_name(value)}")
-    return Content(tuple(_part_text(part, f"[{index}]") for index, part in enumerate(value)))
-
-
-def _part_text(part: Any, where: str) -> str:
-    if not isinstance(part, dict):
-        raise FieldProblem(f"must be an object, not {json_type_name(part)}", where)
-    kind = part.get("type")
-    key = _TEXT_OF_PART.get(kind) if isinstance(kind, str) else None
-    if key is None:
-        what = printable(kind) if isinstance(kind, str) else json_type_name(kind)
-        raise FieldProblem(f"is of type {what}; only text is understood here", where)
-    text = part.get(key)
-    if not isinstance(text, str):
-        raise FieldProblem(f"must be a string, not {json_type_name(text)}", f"{where}.{key}")
-    return text
+    return Content(tuple(part_text(part, f"[{index}]") for index, part in enumerate(value)))
 
 
 converter.register_structure_hook(Content, _structure_content)

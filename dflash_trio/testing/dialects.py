@@ -6,6 +6,7 @@ terminal event or something after it is a problem with a name. What it does not 
 
 from __future__ import annotations
 
+import abc
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
@@ -69,7 +70,7 @@ def events(body: bytes) -> Iterator[tuple[str, str]]:
         raise Malformed(f"it stops inside an event: {blocks[-1][:60]!r}")
 
 
-class Dialect:
+class Dialect(abc.ABC):
     """One API. Stateless."""
 
     name: ClassVar[str]
@@ -84,8 +85,9 @@ class Dialect:
         fields = {"model": model, "temperature": 0, "stream": stream, **extra}
         return json.dumps({**fields, **self._question(prompt, tokens, stream)}).encode()
 
+    @abc.abstractmethod
     def _question(self, prompt: str, tokens: int, stream: bool) -> dict[str, Any]:
-        raise NotImplementedError
+        """The fields that differ from API to API."""
 
     def read(self, body: bytes, *, stream: bool) -> Answer:
         """An answer from its bytes, which may be cut anywhere. Never raises."""
@@ -106,11 +108,13 @@ class Dialect:
             "".join(draft.text), draft.finish, draft.terminal, draft.tokens, draft.problem
         )
 
+    @abc.abstractmethod
     def _take(self, draft: _Draft, name: str, data: str) -> None:
-        raise NotImplementedError
+        """One event of a stream."""
 
+    @abc.abstractmethod
     def _read_whole(self, draft: _Draft, body: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """A whole answer's object."""
 
 
 def _object(data: str) -> dict[str, Any]:

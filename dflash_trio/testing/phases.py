@@ -10,6 +10,7 @@ Life of a phase: :meth:`Phase.enter` brings the clients there. Then, with no awa
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import math
 from collections.abc import Callable
@@ -27,16 +28,16 @@ HOLD = 1.5
 """Seconds after the signal for which a zero-window client goes on reading nothing."""
 
 
-class Phase:
+class Phase(abc.ABC):
     """Brings clients somewhere. One object per scenario run."""
 
     name: ClassVar[str]
     kinds: ClassVar[tuple[Kind, ...]] = ()
     """The golden answers that it needs; without any it is the same on every API."""
 
+    @abc.abstractmethod
     async def enter(self, stage: Stage) -> str:
         """Bring the clients there; how that is known. Raises NotReached."""
-        raise NotImplementedError
 
     def lost(self, stage: Stage) -> str | None:
         """Why the phase is over already; ``None`` if it is not. Does not await."""
@@ -44,6 +45,7 @@ class Phase:
 
     async def after_signal(self, stage: Stage) -> None:
         """What clients do once the first signal has been sent. May raise NotReached."""
+        return  # most do nothing
 
 
 def model_phase(name: str) -> Callable[[dict[str, Any]], bool]:

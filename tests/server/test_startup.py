@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import socket
 import subprocess
@@ -26,9 +27,10 @@ def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def start(command: str) -> subprocess.Popen[bytes]:
-    """A process in the place of the shell that set up its streams."""
-    return subprocess.Popen(["sh", "-c", f"exec {command}"])
+def start(redirection: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """A server in the place of the shell that set up its streams."""
+    command = shlex.join([sys.executable, "-m", "dflash_trio", *arguments])
+    return subprocess.Popen(["sh", "-c", f"exec {command} {redirection}"])
 
 
 def refused(result: subprocess.CompletedProcess[str]) -> str:
@@ -122,9 +124,8 @@ async def test_a_signal_at_any_moment_of_the_start_ends_the_server(
 ) -> None:
     log = tmp_path / "log"
     for delay in (0.15, 0.3, 0.45, 0.6, 0.8, 1.0, 1.3):
-        process = start(
-            f"{sys.executable} -m dflash_trio {smollm2} --port=0 --max-ctx=512 >/dev/null 2>{log}"
-        )
+        redirection = f">/dev/null 2>{shlex.quote(str(log))}"
+        process = start(redirection, str(smollm2), "--port=0", "--max-ctx=512")
         try:
             # The moment is what is tried here; whatever it hits, the outcome is the same.
             await trio.sleep(delay)
@@ -147,7 +148,7 @@ async def test_a_server_whose_terminal_is_gone_serves_all_the_same(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    process = start(f"{sys.executable} -m dflash_trio {smollm2} --port {port} {redirection}")
+    process = start(redirection, str(smollm2), f"--port={port}")
     try:
         with trio.fail_after(60):
             while True:

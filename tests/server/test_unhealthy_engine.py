@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 
 import pytest
 import trio
 
-from dflash_trio.config import ServerConfig
+from dflash_trio.config import ModelConfig, ServerConfig
 from dflash_trio.engine import client as client_module
 from dflash_trio.engine import step_clock
 from dflash_trio.engine.model_runner import BatchSlice
+from dflash_trio.engine.worker import Load
 from dflash_trio.net.listener import bind_listeners
 from dflash_trio.server import Server
 from tests.support.http_client import Answer, request
@@ -123,16 +125,28 @@ async def test_a_load_that_cannot_be_stopped_is_left_behind_and_is_no_failure(
     monkeypatch.setattr(client_module, "WORKER_STOP_BOUND", 0.2)
     gate = Gate(open=False)
     load = scripted_load(on_runner=lambda _: gate([]))
-    bound = bind_listeners("127.0.0.1", 0)
-    config = ServerConfig(models=(scripted_config("slow"),))
-    # The signal has come before anybody listened for it.
-    server = Server(config, bound, [(config.models[0], load)], early_signals=[signal.SIGTERM])
+    server = unstarted((scripted_config("slow"), load))
+    codes: list[int] = []
     try:
         with trio.fail_after(20):
-            assert await server.run() == 0
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(keep_code, server, codes)
+                await trio.to_thread.run_sync(gate.reached.wait, 10)
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert codes == [0]
         assert server.abandoned_engines == ["slow"]
     finally:
         gate.open()
+
+
+def unstarted(*loads: tuple[ModelConfig, Load]) -> Server:
+    """A server on a free port, for tests that signal this very process."""
+    config = ServerConfig(models=tuple(model for model, _ in loads), load_balancing=True)
+    return Server(config, bind_listeners("127.0.0.1", 0), list(loads))
+
+
+async def keep_code(server: Server, codes: list[int]) -> None:
+    codes.append(await server.run())
 
 
 async def test_a_signal_between_two_loads_ends_the_start_at_once() -> None:
@@ -142,19 +156,22 @@ async def test_a_signal_between_two_loads_ends_the_start_at_once() -> None:
         (scripted_config("first"), scripted_load(on_runner=lambda _: gate([]))),
         (scripted_config("second"), scripted_load(on_runner=second_began.append)),
     ]
-    bound = bind_listeners("127.0.0.1", 0)
-    config = ServerConfig(models=tuple(model for model, _ in loads), load_balancing=True)
-    server = Server(config, bound, loads, early_signals=[signal.SIGTERM])
+    server = unstarted(*loads)
     codes: list[int] = []
-
-    async def run() -> None:
-        codes.append(await server.run())
-
     with trio.fail_after(8):  # the bound of an engine that does not end is ten
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(run)
+            nursery.start_soon(keep_code, server, codes)
             await trio.to_thread.run_sync(gate.reached.wait, 5)
+            os.kill(os.getpid(), signal.SIGTERM)
             gate.open()
     assert codes == [0]
     assert not server.abandoned_engines
     assert not second_began
+
+
+async def test_a_signal_that_came_before_anybody_listened_counts() -> None:
+    bound = bind_listeners("127.0.0.1", 0)
+    config = ServerConfig(models=(scripted_config("m"),))
+    loads = [(config.models[0], scripted_load())]
+    with trio.fail_after(8):
+        assert await Server(config, bound, loads, early_signals=[signal.SIGTERM]).run() == 0

@@ -49,9 +49,14 @@ class Generation:
     """Called once, on the event loop, if the retirement comes after all. Must not raise."""
     started_decoding: bool = False
     ended: bool = False
-    """Finished or failed, as far as the engine is concerned."""
+    """All its answers finished, or it failed, as far as the engine is concerned."""
+    _running: int = field(init=False)
+    """Answers that have not finished."""
     _send: trio.MemorySendChannel[Event] = field(kw_only=True)
     _cancel: Callable[[int], None] = field(kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self._running = self.prepared.n
 
     def cancel(self) -> None:
         """Ask the engine to drop it; ``retired`` tells when it has. Idempotent, never blocks."""
@@ -65,7 +70,10 @@ class Generation:
         match event:
             case TextDelta():
                 self.started_decoding = True
-            case Finished() | Failed():
+            case Finished():
+                self._running -= 1
+                self.ended = not self._running
+            case Failed():
                 self.ended = True
             case Retired():
                 self.retired.set()
@@ -235,8 +243,8 @@ class EngineClient:
                 "it is stopping" if self._stop_requested.is_set() else "it is not loaded"
             )
             raise EngineFailed(f"{self.name} is not available: {reason}")
-        # Unbounded, but bounded by the generation: max_tokens deltas, an end and Retired. The
-        # engine must never wait for a slow reader.
+        # Unbounded, but bounded by the generation: max_tokens deltas for each answer, their ends
+        # and Retired. The engine must never wait for a slow reader.
         send, receive = trio.open_memory_channel[Event](math.inf)
         generation = Generation(
             next(self._ids), prepared, receive, send=send, cancel=self._worker.cancel

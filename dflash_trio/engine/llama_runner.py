@@ -19,6 +19,7 @@ import numpy as np
 from attrs import field, frozen
 
 from ..config import CacheType, DevicePlacement, FlashAttention
+from ..generation.events import TokenAlternative, TokenLogprob
 from ..generation.request import SamplingParams
 from .llama_abi import (
     BackendDevice,
@@ -286,9 +287,6 @@ class LlamaRunner:
         self.rewind(0, 0)
 
     def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
-        # Cleared before, not after: a request to abort that comes just as a step ends is then
-        # over with that step, and never cuts the next one, where others may have a share.
-        self._abort_flag[0] = b"\0"
         at = 0
         self._rows.clear()
         for item in batch:
@@ -328,6 +326,27 @@ class LlamaRunner:
             raise EngineError(f"no logits for slice {output}")
         return np.ctypeslib.as_array(pointer, shape=(self.vocabulary.size,))
 
+    def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:
+        # In double precision: the sum over a quarter of a million tokens loses digits otherwise.
+        logits = self.logits(output).astype(np.float64)
+        largest = logits.max()
+        normaliser = largest + np.log(np.exp(logits - largest).sum())
+
+        def alternative(candidate: int) -> TokenAlternative:
+            logprob = float(logits[candidate] - normaliser)
+            return TokenAlternative(candidate, self.vocabulary.shown_piece(candidate), logprob)
+
+        likeliest: list[int] = []
+        if top:
+            some = np.argpartition(logits, -top)[-top:]
+            # Sorted by the logit, then by the id: the same every time.
+            likeliest = [int(t) for t in some[np.lexsort((some, -logits[some]))]]
+        return TokenLogprob(alternative(token), tuple(map(alternative, likeliest)))
+
+    def copy(self, source: int, target: int) -> None:
+        # The whole sequence: of a part, a partitioned cache would end the process.
+        llama.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
     def sequence_length(self, seq_id: int) -> int:
         return int(llama.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
 
@@ -337,6 +356,9 @@ class LlamaRunner:
 
     def abort(self) -> None:
         self._abort_flag[0] = b"\1"
+
+    def rearm(self) -> None:
+        self._abort_flag[0] = b"\0"
 
     def close(self) -> None:
         if self._vocabulary is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
+from ..text.guide import make_guide_tokenizer
 from .model_runner import EngineError
 
 
@@ -41,7 +42,11 @@ class LlamaVocabulary:
                     control[literal.decode("utf-8", "replace")] = token
         self.eog_tokens = frozenset(eog)
         self.control_tokens: Mapping[str, int] = control
+        self._literals = {token: literal.encode() for literal, token in control.items()}
         self._pieces: list[bytes | None] = [None] * self.size
+        # Held while the guide tokenizer is made, so that it is made once.
+        self._guide_lock = threading.Lock()
+        self._guide: Any = None
 
     @staticmethod
     def _token_or_none(token: int) -> int | None:
@@ -93,6 +98,20 @@ class LlamaVocabulary:
         piece = buffer.raw[:count]
         self._pieces[token] = piece
         return piece
+
+    def shown_piece(self, token: int) -> bytes:
+        literal = self._literals.get(token)
+        return literal if literal is not None else self.piece(token)
+
+    def guide_tokenizer(self) -> Any:
+        with self._guide_lock:
+            with self._reading():
+                pass  # an EngineError, also when it has been made before
+            if self._guide is None:
+                # Token by token, each a reader of its own: unloading does not wait for all.
+                pieces = list(map(self.piece, range(self.size)))
+                self._guide = make_guide_tokenizer(pieces, self.control_tokens, self.eog_tokens)
+            return self._guide
 
     def close(self) -> None:
         """After this the model may be freed: waits for readers that are inside."""

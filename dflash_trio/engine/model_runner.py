@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import frozen
 
+from ..generation.events import TokenLogprob
 from ..generation.request import SamplingParams
 
 
@@ -107,12 +108,33 @@ class Vocabulary(Protocol):
         """The bytes a token stands for; empty for control tokens."""
         ...
 
+    def shown_piece(self, token: int) -> bytes:
+        """As :meth:`piece`, with control tokens by their literals."""
+        ...
+
+    def guide_tokenizer(self) -> Any:
+        """What grammars are compiled for: an ``llguidance.LLTokenizer``, the same every time.
+
+        The first call takes a second in a large vocabulary. What it returns, and whatever is
+        compiled for it, refers to nothing of the model and outlives it.
+        Raises EngineError once the runner is closed.
+        """
+        ...
+
 
 class TokenSampler(Protocol):
     """Chooses tokens for one sequence. Owned by it; ``close`` exactly once, same thread."""
 
-    def sample(self, output: int) -> int:
-        """The next token, from the logits of the slice with index ``output`` in the last batch."""
+    def sample(self, output: int, mask: bytes | None = None) -> int:
+        """The next token, from the logits of the slice with index ``output`` in the last batch.
+
+        ``mask``: one bit for each token that is allowed, see generation.constraint; at least one.
+        The logits are afterwards as they were.
+        """
+        ...
+
+    def accept(self, token: int) -> None:
+        """Count a token that was not sampled as said."""
         ...
 
     def close(self) -> None: ...
@@ -129,6 +151,15 @@ class ModelRunner(Protocol):
 
     def new_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> TokenSampler:
         """A sampler for one generation; penalties look back into ``prompt`` too."""
+        ...
+
+    def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:
+        """How likely ``token`` and the ``top`` likeliest tokens were after slice ``output`` of the
+        last batch, in the model's own distribution."""
+        ...
+
+    def copy(self, source: int, target: int) -> None:
+        """Give sequence ``target``, which must be empty, all cells of ``source``."""
         ...
 
     def warm_up(self) -> None:
@@ -152,8 +183,13 @@ class ModelRunner(Protocol):
         ...
 
     def abort(self) -> None:
-        """Cut the running decode short as soon as possible. Thread-safe; a no-op where the
-        device cannot. The next decode is not affected."""
+        """Cut the running decode short as soon as possible, or the next one if none is running.
+        Thread-safe; a no-op where the device cannot. Holds until :meth:`rearm`."""
+        ...
+
+    def rearm(self) -> None:
+        """Forget an abort that came before. Thread-safe. Whoever aborts decides who may be hit,
+        so whoever plans the next batch calls this before it, under the same lock."""
         ...
 
     def close(self) -> None:

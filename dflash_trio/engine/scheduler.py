@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import attrs
 from attrs import frozen
 
+from ..generation.constraint import ConstraintError
 from ..generation.events import (
     SERVER_SHUTDOWN,
     Event,
@@ -26,8 +28,10 @@ from ..generation.events import (
     TextDelta,
     Usage,
 )
+from ..generation.request import MAX_SEED
 from ..generation.status import EngineStatistics
 from .admission import KVLedger
+from .answer_text import AnswerText
 from .model_runner import BatchSlice, DecodeOutcome, EngineError, ModelRunner
 from .sequence import Sequence, SequenceState
 
@@ -64,8 +68,9 @@ class Scheduler:
         self._chunk = chunk
         self._on_batch = on_batch
         self._free_rows = deque(range(ledger.slots))
-        # Insertion order is arrival order: oldest first everywhere below.
-        self._sequences: dict[int, Sequence] = {}
+        # By generation and the answer's index. Insertion order is arrival order: oldest first
+        # everywhere below.
+        self._sequences: dict[tuple[int, int], Sequence] = {}
         self._events: Delivery = []
         self._finalizing = False
         self._steps = 0
@@ -79,18 +84,25 @@ class Scheduler:
     # ------------------------------------------------------------------ messages between steps
 
     def add(self, sequence: Sequence) -> None:
-        """Take a submitted sequence. During a shutdown it is finished at once."""
-        self._sequences[sequence.generation_id] = sequence
+        """Take a submitted generation by its first answer; its others are made here. During a
+        shutdown it is finished at once."""
+        prepared = sequence.prepared
+        siblings = [
+            Sequence(sequence.generation_id, prepared, sequence.hold, index)
+            for index in range(1, prepared.n)
+        ]
+        for answer in (sequence, *siblings):
+            self._sequences[answer.generation_id, answer.index] = answer
         if not sequence.prompt:
             # There would be nothing to take logits from. Its own failure, not the engine's.
-            self._retire(sequence, Failed("the prompt has no tokens"))
+            self._fail(sequence.generation_id, "the prompt has no tokens")
         elif self._finalizing:
-            self._finish(sequence, "length", detail=SERVER_SHUTDOWN)
+            for answer in (sequence, *siblings):
+                self._finish(answer, "length", detail=SERVER_SHUTDOWN)
 
     def cancel(self, generation_id: int) -> None:
-        """Retire a sequence whose client is gone. Unknown ids are already retired: no-op."""
-        sequence = self._sequences.get(generation_id)
-        if sequence is not None:
+        """Retire a generation whose client is gone. Unknown ids are already retired: no-op."""
+        for sequence in self._answers(generation_id):
             self._finish(sequence, "cancelled")
 
     def finalize_all(self) -> None:
@@ -101,9 +113,12 @@ class Scheduler:
 
     def fail_all(self, message: str) -> None:
         """The engine is lost: fail and retire everybody. Frees nothing on the device."""
-        for sequence in list(self._sequences.values()):
-            self._free(sequence, device_is_lost=True)
-            self._retire(sequence, Failed(message))
+        for generation_id in dict.fromkeys(generation for generation, _ in self._sequences):
+            self._fail(generation_id, message, device_is_lost=True)
+
+    def _answers(self, generation_id: int) -> list[Sequence]:
+        """A generation's answers that are not retired."""
+        return [s for (owner, _), s in self._sequences.items() if owner == generation_id]
 
     def take_events(self) -> Delivery:
         """What happened since the last call."""
@@ -143,6 +158,8 @@ class Scheduler:
         prefilling: list[Sequence] = []
         for sequence in list(self._sequences.values()):
             if sequence.state is SequenceState.QUEUED:
+                if sequence.index:
+                    continue  # its first answer prefills for it
                 self._start(sequence)
             if sequence.state is SequenceState.PREFILLING:
                 prefilling.append(sequence)
@@ -175,20 +192,51 @@ class Scheduler:
         return planned
 
     def _start(self, sequence: Sequence) -> None:
+        prepared = sequence.prepared
+        sampling = prepared.sampling
+        if sampling.seed is not None and sequence.index:
+            # Each answer draws differently, and the same way every time.
+            sampling = attrs.evolve(
+                sampling, seed=(sampling.seed + sequence.index) % (MAX_SEED + 1)
+            )
         sequence.seq_id = self._free_rows.popleft()
-        sequence.sampler = self._runner.new_sampler(sequence.prepared.sampling, sequence.prompt)
-        sequence.enter(SequenceState.PREFILLING)
+        sequence.sampler = self._runner.new_sampler(sampling, sequence.prompt)
+        sequence.text = AnswerText(prepared, sequence.index, self._runner.vocabulary)
+        if prepared.constraint is not None:
+            sequence.matcher = prepared.constraint.new_matcher()
+        if sequence.index == 0:
+            sequence.enter(SequenceState.PREFILLING)
+
+    def _fork(self, first: Sequence) -> list[Sequence]:
+        """Start the other answers of a generation whose prompt has just been computed."""
+        if first.prepared.n == 1:
+            return []
+        others = [s for s in self._answers(first.generation_id) if s is not first]
+        for other in others:
+            self._start(other)
+            assert first.seq_id is not None
+            assert other.seq_id is not None
+            self._runner.copy(first.seq_id, other.seq_id)
+            other.computed = first.computed
+            other.enter(SequenceState.DECODING)
+        return others
 
     def _has_next_cell(self, sequence: Sequence) -> bool:
         """Make sure that the sampled token may enter the cache; else the sequence ends here."""
-        if sequence.length <= sequence.hold.cells:
+        hold = sequence.hold
+        needed = sequence.length
+        if sequence.prepared.n > 1:
+            answers = self._answers(sequence.generation_id)
+            needed = len(sequence.prompt) + sum(answer.generated for answer in answers)
+        if needed <= hold.cells:
             return True
         wanted = min(
             self._ledger.decode_headroom,
-            self._ledger.max_ctx - sequence.hold.cells,
+            self._ledger.max_ctx - sequence.length + 1,
             sequence.prepared.max_tokens - sequence.generated,
         )
-        if self._ledger.extend(sequence.hold, max(1, wanted)):
+        shortfall = needed - hold.cells
+        if self._ledger.extend(hold, max(shortfall, wanted)) >= shortfall:
             return True
         self._finish(sequence, "length", detail="no_free_cells")
         return False
@@ -201,28 +249,72 @@ class Scheduler:
                 self._prompt_tokens += len(item.slice.tokens)
             if not item.slice.wants_output:
                 continue
+            answers = [sequence]
             if sequence.state is SequenceState.PREFILLING:
                 sequence.enter(SequenceState.DECODING)
-            assert sequence.sampler is not None
-            token = sequence.sampler.sample(index)
-            sequence.last_token = token
-            sequence.generated += 1
-            self._completion_tokens += 1
-            self._after_token(sequence, token)
+                answers += self._fork(sequence)
+            for answer in answers:
+                try:
+                    self._take_token(answer, index)
+                except ConstraintError as error:
+                    self._fail(answer.generation_id, f"the answer's grammar: {error}")
+                    break
 
-    def _after_token(self, sequence: Sequence, token: int) -> None:
-        """Turn a sampled token into text and decide whether the generation goes on."""
-        prepared = sequence.prepared
-        vocabulary = self._runner.vocabulary
-        if token in vocabulary.eog_tokens and not prepared.ignore_eos:
+    def _take_token(self, sequence: Sequence, output: int) -> None:
+        """Choose a sequence's next token and see what comes of it."""
+        sampler, text, matcher = sequence.sampler, sequence.text, sequence.matcher
+        assert sampler is not None
+        assert text is not None
+        prepared, thinking = sequence.prepared, text.thinking
+        plan, eog_tokens = prepared.thinking, self._runner.vocabulary.eog_tokens
+        if thinking and not sequence.forced:
+            assert plan is not None
+            if text.reasoning_tokens >= plan.limit:
+                sequence.close_thinking(plan.close_tokens, plan.limited_by)
+        if not sequence.forced:
+            mask = matcher.mask() if matcher is not None and not thinking else None
+            token = sampler.sample(output, mask)
+            if token in eog_tokens and thinking and matcher is not None:
+                # It would end without the answer that it owes.
+                assert plan is not None
+                sequence.close_thinking(plan.close_tokens, "model")
+        was_forced = bool(sequence.forced)
+        if was_forced:
+            token = sequence.forced.popleft()
+            sampler.accept(token)
+        sequence.last_token = token
+        sequence.generated += 1
+        self._completion_tokens += 1
+
+        ends = token in eog_tokens and not was_forced
+        if ends and (matcher is not None or not prepared.ignore_eos):
+            if token in prepared.shown_tokens:  # it ends a part of the output as well
+                self._tell(sequence, text.push(token, None, closes_for="model"))
             self._finish(sequence, "stop")
             return
-        text = sequence.detokenizer.push(vocabulary.piece(token))
-        result = sequence.stop_matcher.push(text)
-        self._events.append((sequence.generation_id, TextDelta(result.text, sequence.generated)))
-        if result.matched is not None:
-            self._finish(sequence, "stop", stop_sequence=result.matched)
-        elif sequence.generated >= prepared.max_tokens:
+        logprob = None
+        if prepared.logprobs is not None and not thinking:
+            logprob = self._runner.logprobs(output, token, prepared.logprobs)
+        closes_for = sequence.closes_for if was_forced else "model"
+        self._tell(sequence, text.push(token, logprob, closes_for=closes_for))
+        if matcher is not None and not was_forced:
+            if not thinking:
+                matcher.accept(token)
+            elif not text.thinking:
+                assert plan is not None
+                sequence.forced.extend(plan.resume_tokens)
+        self._after_token(sequence, text)
+
+    def _tell(self, sequence: Sequence, deltas: Iterable[TextDelta]) -> None:
+        self._events += [(sequence.generation_id, delta) for delta in deltas]
+
+    def _after_token(self, sequence: Sequence, text: AnswerText) -> None:
+        """Decide whether the generation goes on."""
+        if text.stopped:
+            self._finish(sequence, "stop", stop_sequence=text.stop_sequence)
+        elif sequence.matcher is not None and sequence.matcher.finished:
+            self._finish(sequence, "stop")
+        elif sequence.generated >= sequence.prepared.max_tokens:
             self._finish(sequence, "length")
         elif sequence.length >= self._ledger.room:
             self._finish(sequence, "length", detail="context_full")
@@ -237,15 +329,25 @@ class Scheduler:
         stop_sequence: str | None = None,
         detail: str | None = None,
     ) -> None:
-        if stop_sequence is None and reason != "cancelled":
-            # A match that did not complete was text after all.
-            held = sequence.stop_matcher.push(sequence.detokenizer.finish()).text
-            held += sequence.stop_matcher.finish()
-            if held:
-                self._events.append((sequence.generation_id, TextDelta(held, sequence.generated)))
-        usage = Usage(prompt_tokens=len(sequence.prompt), completion_tokens=sequence.generated)
+        text = sequence.text
+        if text is not None and reason != "cancelled":
+            self._tell(sequence, text.finish())
+        usage = Usage(
+            prompt_tokens=len(sequence.prompt),
+            completion_tokens=sequence.generated,
+            reasoning_tokens=text.reasoning_tokens if text is not None else 0,
+            thinking_closed_by=text.thinking_closed_by if text is not None else None,
+        )
         self._free(sequence)
-        self._retire(sequence, Finished(reason, usage, stop_sequence, detail))
+        self._retire(sequence, Finished(reason, usage, stop_sequence, detail, sequence.index))
+
+    def _fail(self, generation_id: int, message: str, *, device_is_lost: bool = False) -> None:
+        """End all of a generation's answers that have not ended, with one failure for all."""
+        answers = self._answers(generation_id)
+        for sequence in answers:
+            self._free(sequence, device_is_lost=device_is_lost)
+        for sequence in answers:
+            self._retire(sequence, Failed(message) if sequence is answers[0] else None)
 
     def _free(self, sequence: Sequence, *, device_is_lost: bool = False) -> None:
         """Give back what it holds in the engine. Comes before its ending is told: should the
@@ -259,11 +361,15 @@ class Scheduler:
             self._free_rows.append(sequence.seq_id)
             sequence.seq_id = None
 
-    def _retire(self, sequence: Sequence, ending: Finished | Failed) -> None:
-        del self._sequences[sequence.generation_id]
+    def _retire(self, sequence: Sequence, ending: Finished | Failed | None) -> None:
+        """``ending``: what is told of it; ``None`` where another answer's failure says it all."""
+        generation_id = sequence.generation_id
+        del self._sequences[generation_id, sequence.index]
         sequence.enter(SequenceState.RETIRED)
-        self._events.append((sequence.generation_id, ending))
-        self._events.append((sequence.generation_id, Retired()))
+        if ending is not None:
+            self._events.append((generation_id, ending))
+        if not self._answers(generation_id):
+            self._events.append((generation_id, Retired()))
 
     # --------------------------------------------------------------------------- inspection
 
@@ -285,10 +391,21 @@ class Scheduler:
             steps=self._steps,
             sequences_prefilling=len(self._sequences) - decoding,
             sequences_decoding=decoding,
-            cells_used=sum(s.computed for s in self._sequences.values()),
+            cells_used=self._cells_used(),
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
         )
+
+    def _cells_used(self) -> int:
+        """What is in the cache; a prompt that several answers share counts once."""
+        used, shared = 0, set()
+        for (generation_id, _), sequence in self._sequences.items():
+            used += sequence.computed
+            if sequence.computed and generation_id in shared:
+                used -= len(sequence.prompt)
+            elif sequence.prepared.n > 1:
+                shared.add(generation_id)
+        return used
 
 
 def _shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:

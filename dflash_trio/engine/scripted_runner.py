@@ -14,8 +14,11 @@ import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from ..generation.events import TokenAlternative, TokenLogprob
 from ..generation.request import SamplingParams
+from ..text.guide import make_guide_tokenizer
 from .model_runner import BatchSlice, DecodeOutcome, EngineError, ModelInfo
 
 _BYTES = 256
@@ -39,6 +42,8 @@ class ScriptedVocabulary:
 
     def __init__(self) -> None:
         self.closed = False
+        self._guide_lock = threading.Lock()
+        self._guide: Any = None
 
     def tokenize(self, text: str, *, parse_special: bool = False) -> list[int]:
         if self.closed:
@@ -61,6 +66,19 @@ class ScriptedVocabulary:
     def piece(self, token: int) -> bytes:
         return bytes([token]) if token < _BYTES else b""
 
+    def shown_piece(self, token: int) -> bytes:
+        literals = {token: literal for literal, token in self.control_tokens.items()}
+        return literals[token].encode() if token in literals else self.piece(token)
+
+    def guide_tokenizer(self) -> Any:
+        with self._guide_lock:
+            if self.closed:
+                raise EngineError("the model is no longer loaded")
+            if self._guide is None:
+                pieces = list(map(self.piece, range(VOCAB_SIZE)))
+                self._guide = make_guide_tokenizer(pieces, self.control_tokens, self.eog_tokens)
+            return self._guide
+
 
 class ScriptedSampler:
     """Greedy, or a seeded draw over the bytes; biases and penalties apply to both."""
@@ -75,21 +93,28 @@ class ScriptedSampler:
         self._random = random.Random(params.seed)
         self.closed = False
 
-    def sample(self, output: int) -> int:
+    def sample(self, output: int, mask: bytes | None = None) -> int:
         logits = self._runner.logits(output)
         for token, bias in self._params.logit_bias:
             logits[token] += bias
         if self._params.has_penalties:
             self._penalize(logits)
+        if mask is not None:
+            for token in range(VOCAB_SIZE):
+                if not mask[token // 8] >> token % 8 & 1:
+                    logits[token] = -math.inf
         largest = max(logits)
         if self._params.temperature <= 0:
             token = logits.index(largest)
         else:
             weights = [math.exp((x - largest) / self._params.temperature) for x in logits]
             token = self._random.choices(range(VOCAB_SIZE), weights)[0]
+        self.accept(token)
+        return token
+
+    def accept(self, token: int) -> None:
         if self._params.has_penalties:
             self._history.append(token)
-        return token
 
     def _penalize(self, logits: list[float]) -> None:
         params, last = self._params, self._params.penalty_last_n
@@ -157,7 +182,6 @@ class ScriptedRunner:
     def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
         if self.closed:
             raise EngineError("decode after close")
-        self._aborted.clear()
         for item in batch:
             if not item.tokens:
                 raise EngineError("an empty slice")
@@ -214,8 +238,29 @@ class ScriptedRunner:
         del self._histories[seq_id][length:]
         del self._checksums[seq_id][length:]
 
+    def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:
+        logits = self.logits(output)
+        largest = max(logits)
+        normaliser = largest + math.log(sum(math.exp(x - largest) for x in logits))
+
+        def alternative(candidate: int) -> TokenAlternative:
+            piece = self.vocabulary.shown_piece(candidate)
+            return TokenAlternative(candidate, piece, logits[candidate] - normaliser)
+
+        likeliest = sorted(range(VOCAB_SIZE), key=lambda t: (-logits[t], t))[:top]
+        return TokenLogprob(alternative(token), tuple(map(alternative, likeliest)))
+
+    def copy(self, source: int, target: int) -> None:
+        if self._histories[target]:
+            raise EngineError(f"sequence {target} is not empty")
+        self._histories[target] = self._histories[source].copy()
+        self._checksums[target] = self._checksums[source].copy()
+
     def abort(self) -> None:
         self._aborted.set()
+
+    def rearm(self) -> None:
+        self._aborted.clear()
 
     def close(self) -> None:
         self.vocabulary.closed = True

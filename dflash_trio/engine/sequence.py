@@ -7,21 +7,27 @@ one token and decodes it in the next. RETIRED is final and is entered exactly on
 were freed and its last event was recorded. Cancellation, an error or the server's shutdown may
 retire it from any state; nothing else skips ahead, and nothing goes back.
 
+A generation with several answers is as many sequences. The first prefills for all of them; the
+others stay QUEUED until it has, and then begin DECODING on a copy of its cells.
+
     QUEUED -> PREFILLING -> DECODING -> RETIRED
        \\__________\\____________________/
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
 from enum import Enum
 
 from attrs import define, field
 
+from ..generation.constraint import TokenMatcher
+from ..generation.events import ThinkingClosedBy
 from ..generation.request import PreparedPrompt
-from ..text.detokenizer import Detokenizer
-from ..text.stop_matcher import StopMatcher
 from .admission import Hold
+from .answer_text import AnswerText
 from .model_runner import TokenSampler
 
 
@@ -33,7 +39,9 @@ class SequenceState(Enum):
 
 
 LAWFUL: dict[SequenceState, frozenset[SequenceState]] = {
-    SequenceState.QUEUED: frozenset({SequenceState.PREFILLING, SequenceState.RETIRED}),
+    SequenceState.QUEUED: frozenset(
+        {SequenceState.PREFILLING, SequenceState.DECODING, SequenceState.RETIRED}
+    ),
     SequenceState.PREFILLING: frozenset({SequenceState.DECODING, SequenceState.RETIRED}),
     SequenceState.DECODING: frozenset({SequenceState.RETIRED}),
     SequenceState.RETIRED: frozenset(),
@@ -47,13 +55,23 @@ class UnlawfulTransition(Exception):
 
 @define(eq=False)
 class Sequence:
-    """A generation inside the engine. Owned by the scheduler, on the worker's thread."""
+    """One answer of a generation inside the engine. Owned by the scheduler, on the worker's
+    thread."""
 
     generation_id: int
     prepared: PreparedPrompt
     hold: Hold
-    detokenizer: Detokenizer = field(factory=Detokenizer)
-    stop_matcher: StopMatcher = field(init=False)
+    """Shared by all answers of the generation."""
+    index: int = 0
+    """Which of the generation's answers."""
+    text: AnswerText | None = field(default=None, init=False)
+    """What its tokens say; from its start on."""
+    matcher: TokenMatcher | None = field(default=None, init=False)
+    """Where it is in the grammar that its answer follows; ``None`` without one."""
+    forced: deque[int] = field(factory=deque, init=False)
+    """Tokens that come next whatever the model would say: the engine closes its thinking."""
+    closes_for: ThinkingClosedBy = field(default="model", init=False)
+    """Why it does."""
     state: SequenceState = field(default=SequenceState.QUEUED, init=False)
     seq_id: int | None = field(default=None, init=False)
     """Its row in the KV cache, from PREFILLING on."""
@@ -65,9 +83,6 @@ class Sequence:
     last_token: int | None = field(default=None, init=False)
     """Sampled, not yet in the KV cache."""
 
-    def __attrs_post_init__(self) -> None:
-        self.stop_matcher = StopMatcher(self.prepared.stop)
-
     @property
     def prompt(self) -> AbstractSequence[int]:
         return self.prepared.tokens
@@ -76,6 +91,11 @@ class Sequence:
     def length(self) -> int:
         """Prompt and answer so far, in tokens."""
         return len(self.prepared.tokens) + self.generated
+
+    def close_thinking(self, tokens: Iterable[int], reason: ThinkingClosedBy) -> None:
+        """Let ``tokens`` come next, which end its block of thinking."""
+        self.forced.extend(tokens)
+        self.closes_for = reason
 
     def enter(self, state: SequenceState) -> None:
         """Go on to ``state``, or raise :class:`UnlawfulTransition`."""

@@ -193,6 +193,7 @@ class EngineWorker:
         self._runner = runner = model.runner
         with self._batch_lock:
             # Nobody's batch, but one that stop() may cut.
+            runner.rearm()
             self._in_batch = _WARM_UP
         try:
             if not self._stop_loading.is_set():
@@ -252,6 +253,10 @@ class EngineWorker:
 
     def _on_batch(self, generations: frozenset[int], tokens: int) -> None:
         with self._batch_lock:
+            # An abort from here on is for this batch, also before its decoding begins; one that
+            # came as the last step ended is over with that step.
+            if generations and self._runner is not None:
+                self._runner.rearm()
             self._in_batch = generations
         if generations:
             self.clock.begin(tokens)

@@ -1,8 +1,9 @@
 """What a running generation tells its request, in the order it happens.
 
-For every submitted sequence: any number of :class:`TextDelta`, then exactly one of
-:class:`Finished` and :class:`Failed`, then exactly one :class:`Retired`, which is always last and
-means that the engine holds nothing of the sequence any more.
+For each answer of a submitted generation (it has ``n``, told apart by ``index``): any number of
+:class:`TextDelta`, then exactly one :class:`Finished`; or one :class:`Failed` for all of them that
+have not finished. After all of it exactly one :class:`Retired`, which is always last and means that
+the engine holds nothing of the generation any more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Literal
 from attrs import frozen
 
 FinishReason = Literal["stop", "length", "cancelled"]
+ThinkingClosedBy = Literal["model", "budget", "reply_budget"]
+"""The model itself; the engine at the request's budget; the engine to leave room for a reply."""
 
 SERVER_SHUTDOWN = "server_shutdown"
 """``Finished.detail`` of a generation ended early by the server's own shutdown."""
@@ -26,6 +29,36 @@ class Usage:
     """Every token sampled, the one that ended the generation included."""
     cached_tokens: int = 0
     """Prompt tokens whose KV cells were reused instead of computed."""
+    reasoning_tokens: int = 0
+    """Those of the completion that were thinking, with what opened and closed it."""
+    thinking_closed_by: ThinkingClosedBy | None = None
+    """Who closed the block of thinking; ``None``: nobody, or there was none."""
+
+
+CONTENT = "content"
+REASONING = "reasoning"
+TOOL_PREFIX = "tool:"
+"""Begins the channel of a tool call's arguments; the tool's name follows."""
+
+
+@frozen
+class TokenAlternative:
+    """A token that might have come, and how likely it was."""
+
+    token: int
+    piece: bytes
+    """What it stands for; control tokens by their literals."""
+    logprob: float
+    """Natural logarithm, of the model's own distribution at temperature 1, before any bias,
+    penalty, filter or grammar."""
+
+
+@frozen
+class TokenLogprob:
+    """One token of the answer, with its alternatives, the likeliest first."""
+
+    chosen: TokenAlternative
+    top: tuple[TokenAlternative, ...] = ()
 
 
 @frozen
@@ -34,12 +67,19 @@ class TextDelta:
 
     text: str
     tokens: int
-    """Tokens sampled so far in this generation."""
+    """Tokens sampled so far in this answer."""
+    channel: str = CONTENT
+    """``content``, ``reasoning``, or ``tool:NAME`` for arguments of a call of that name, where a
+    model's format keeps these apart by itself."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of tokens of the content whose text is out; empty unless asked for."""
+    index: int = 0
+    """Which of the generation's answers."""
 
 
 @frozen
 class Finished:
-    """The generation came to an end that its client may be told as an answer."""
+    """An answer came to an end that its client may be told."""
 
     reason: FinishReason
     usage: Usage
@@ -47,6 +87,8 @@ class Finished:
     """The stop string that matched, if one did."""
     detail: str | None = None
     """Why beyond the reason: ``server_shutdown``, ``no_free_cells`` or ``context_full``."""
+    index: int = 0
+    """Which of the generation's answers."""
 
 
 @frozen

@@ -6,12 +6,14 @@ its own :class:`PreparedPrompt`, because templates, tokenizers and defaults diff
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from attrs import field, frozen
 
-from ..config import SamplingDefaults
+from ..config import Effort, SamplingDefaults
+from .channels import ChannelSplitter
+from .constraint import TokenConstraint
 
 Message = Mapping[str, Any]
 """One turn in the shape chat templates expect: at least ``role`` and ``content``."""
@@ -88,10 +90,59 @@ def resolve_sampling(overrides: SamplingOverrides, defaults: SamplingDefaults) -
 
 
 @frozen
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    """A JSON Schema of its arguments, an object's; ``None``: not described."""
+    strict: bool = False
+    """The arguments of a call that is forced must follow the schema; others are not checked."""
+
+
+@frozen
+class ToolChoice:
+    """Whether tools are called."""
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    """``required``: at least one call; ``named``: a call of ``name``; both are enforced."""
+    name: str | None = None
+    """One of the request's tools; only with ``named``."""
+    parallel: bool = True
+    """Several calls may be made in one turn."""
+
+    @property
+    def forces(self) -> bool:
+        return self.mode in ("required", "named")
+
+
+@frozen
+class OutputConstraint:
+    """What the whole answer, after any thinking, has to look like. Enforced token by token."""
+
+    kind: Literal["json_object", "json_schema", "regex", "gbnf", "lark"]
+    source: Any = None
+    """The schema (a JSON value), or the text of the expression or grammar."""
+
+
+@frozen
+class ThinkingRequest:
+    """How much a model that can think should. Models that cannot ignore it."""
+
+    enabled: bool | None = None
+    """``None``: as the answering model's operator or template decides."""
+    budget_tokens: int | None = None
+    effort: Effort | None = None
+    """A tier of the answering model; a budget beside it wins."""
+
+
+@frozen
 class GenerationRequest:
     """One generation, protocol-neutral. Immutable, so several models may prepare it at once."""
 
     messages: tuple[Message, ...]
+    """Empty with a raw prompt."""
     body_bytes: int
     """Size of the request's body: what preparing it may hold in memory."""
     sampling: SamplingOverrides = field(factory=SamplingOverrides)
@@ -105,6 +156,35 @@ class GenerationRequest:
     """The last message is an assistant turn to be continued, not answered."""
     template_arguments: Mapping[str, Any] = field(factory=dict)
     """Extra variables for the chat template."""
+    raw_prompt: str | tuple[int, ...] | None = None
+    """Instead of messages: text, in which control tokens' literals count as such, or token ids of
+    the answering model."""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    constraint: OutputConstraint | None = None
+    thinking: ThinkingRequest = ThinkingRequest()
+    logprobs: int | None = None
+    """``None``: none; else how many alternatives to report beside each token's own."""
+    cache_prompt: bool = True
+    """The prompt may be continued from what earlier ones left in the KV cache."""
+
+
+@frozen
+class ThinkingPlan:
+    """How one generation's thinking is told from its answer, and when it is closed for it."""
+
+    new_splitter: Callable[[], ChannelSplitter] = field(eq=False, repr=False)
+    """For each answer one."""
+    limit: int
+    """Tokens of thinking after which the engine closes the block."""
+    limited_by: Literal["budget", "reply_budget"]
+    """What ``limit`` comes from: the request and the model's ceilings, or the room that is kept
+    for the reply."""
+    close_tokens: tuple[int, ...]
+    """What the engine says in the model's place to close it."""
+    resume_tokens: tuple[int, ...] = ()
+    """What the engine says when the model has closed it by itself and the answer that follows is
+    under a grammar."""
 
 
 @frozen
@@ -116,9 +196,25 @@ class PreparedPrompt:
     """Tokens to generate at most, as asked for: the model's room may end the answer before."""
     sampling: SamplingParams
     stop: tuple[str, ...] = ()
-    """The request's stop strings, then those the model's template needs."""
+    """The request's stop strings."""
+    turn_ends: tuple[str, ...] = ()
+    """Strings that end a turn as an end-of-turn token would, for models that have none."""
     ignore_eos: bool = False
     n: int = 1
+    """Answers to generate, from one prefill."""
+    thinking: ThinkingPlan | None = None
+    """``None``: all of the output is answer."""
+    constraint: TokenConstraint | None = field(default=None, eq=False, repr=False)
+    """Of the answer, once any thinking is over."""
+    logprobs: int | None = None
+    """Alternatives to report for each token; ``None``: no log probabilities at all."""
+    shown_tokens: Mapping[int, bytes] = field(factory=dict, repr=False)
+    """Control tokens that are part of the output's text, since its format is written in them."""
+    tool_format: str | None = None
+    """A name of ``text.tool_calls``: how calls in the answer are read. ``None``: it has none."""
+    tools: tuple[Tool, ...] = field(default=(), repr=False)
+    parallel_calls: bool = True
+    """False: the answer ends with its first call."""
 
     @property
     def prompt_tokens(self) -> int:

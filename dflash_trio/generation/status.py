@@ -6,6 +6,10 @@ from typing import Literal
 
 from attrs import field, frozen
 
+Source = Literal["flag", "card", "family", "built-in"]
+"""Written down by the operator, said by the model's card, known of its family, or decided by the
+server."""
+
 
 @frozen
 class LedgerStatistics:
@@ -100,8 +104,7 @@ class Default:
     """What stands in for a value that a request leaves open, or bounds it."""
 
     value: float | int | str | None
-    source: Literal["flag", "built-in"]
-    """Written down by the operator, or decided by the server."""
+    source: Source
 
 
 @frozen
@@ -110,7 +113,7 @@ class ModelProperties:
 
     sampling: dict[str, Default]
     limits: dict[str, Default]
-    """In tokens, slots and KV cells."""
+    """In tokens, slots and KV cells; ``thinking`` and ``tool_parser`` by their words."""
     chat_template: str
     """Its source text."""
     bos_token: str

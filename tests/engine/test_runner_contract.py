@@ -6,6 +6,7 @@ After it come the promises that only a real model can keep or break.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 import zlib
@@ -386,13 +387,23 @@ def test_an_additive_penalty_lowers_what_was_said(runner: Runner, field: str) ->
 # ------------------------------------------------------------------------------------ abort
 
 
-def test_an_abort_while_nothing_runs_does_not_touch_the_next_decode(runner: Runner) -> None:
+def test_an_abort_that_was_forgotten_does_not_touch_the_next_decode(runner: Runner) -> None:
     expected = say(runner, SEA)
     runner.abort()
+    runner.rearm()
     assert say(runner, SEA) == expected
 
 
-def test_an_abort_just_after_a_decode_does_not_touch_the_next_one(runner: Runner) -> None:
+def test_an_abort_just_before_a_decode_cuts_it(runner: Runner) -> None:
+    expected = say(runner, SEA)
+    runner.abort()
+    assert runner.decode([BatchSlice(0, 0, tokens_of(runner, SEA), True)]) is ABORTED
+    runner.rewind(0, 0)
+    runner.rearm()
+    assert say(runner, SEA) == expected
+
+
+def test_an_abort_just_after_a_decode_does_not_touch_what_it_computed(runner: Runner) -> None:
     expected = say(runner, SEA, 6)
     prefill(runner, 0, tokens_of(runner, SEA))
     said = []
@@ -400,9 +411,82 @@ def test_an_abort_just_after_a_decode_does_not_touch_the_next_one(runner: Runner
     for _ in range(6):
         runner.abort()
         said.append(sampler.sample(0))
+        runner.rearm()
         prefill(runner, 0, said[-1:])
     sampler.close()
     assert said == expected
+
+
+# ------------------------------------------------------------------- copies, masks, likelihoods
+
+
+def test_a_copied_sequence_goes_on_as_its_original_would(runner: Runner) -> None:
+    expected = say(runner, SEA, 6)
+    prefill(runner, 0, tokens_of(runner, SEA))
+    first = runner.new_sampler(GREEDY, ())
+    said = [first.sample(0)]
+    runner.copy(0, 1)
+    assert runner.sequence_length(1) == runner.sequence_length(0)
+    # The original goes another way, or away; the copy does not notice.
+    prefill(runner, 0, tokens_of(runner, "~~"))
+    runner.rewind(0, 0)
+    for _ in range(5):
+        prefill(runner, 1, said[-1:])
+        said.append(first.sample(0))
+    first.close()
+    runner.rewind(1, 0)
+    assert said == expected
+
+
+def mask_of(runner: Runner, allowed: Sequence[int]) -> bytes:
+    bits = bytearray(-(-runner.vocabulary.size // 32) * 4)
+    for token in allowed:
+        bits[token // 8] |= 1 << token % 8
+    return bytes(bits)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        SamplingParams(temperature=1.5, seed=1),
+        SamplingParams(temperature=0.0, repeat_penalty=1.2),
+    ],
+)
+def test_only_what_a_mask_allows_is_chosen_and_the_logits_stay_as_they_were(
+    runner: Runner, sampling: SamplingParams
+) -> None:
+    prefill(runner, 0, tokens_of(runner, SEA))
+    favourite = once(runner, GREEDY)
+    before = runner.logprobs(0, favourite, 5)
+    allowed = tokens_of(runner, "~")[:1] + tokens_of(runner, "#")[:1]
+    for _ in range(8):
+        sampler = runner.new_sampler(sampling, ())
+        assert sampler.sample(0, mask_of(runner, allowed)) in allowed
+        sampler.close()
+    assert runner.logprobs(0, favourite, 5) == before
+    assert once(runner, GREEDY) == favourite
+    runner.rewind(0, 0)
+
+
+def test_log_probabilities_are_of_a_distribution_and_the_likeliest_come_first(
+    runner: Runner,
+) -> None:
+    prefill(runner, 0, tokens_of(runner, SEA))
+    favourite = once(runner, GREEDY)
+    said = runner.logprobs(0, favourite, 20)
+    assert len(said.top) == 20
+    assert said.top[0] == said.chosen
+    assert [a.logprob for a in said.top] == sorted((a.logprob for a in said.top), reverse=True)
+    assert len({a.token for a in said.top}) == 20
+    everything = runner.logprobs(0, favourite, runner.vocabulary.size - 1).top
+    last = {*range(runner.vocabulary.size)} - {a.token for a in everything}
+    rest = runner.logprobs(0, last.pop(), 0)
+    assert rest.top == ()
+    total = sum(math.exp(a.logprob) for a in (*everything, rest.chosen))
+    assert total == pytest.approx(1, abs=1e-6)
+    assert said.chosen.piece == runner.vocabulary.shown_piece(favourite)
+    runner.rewind(0, 0)
 
 
 # -------------------------------------------------------------------------------- vocabulary
@@ -644,7 +728,7 @@ def test_an_abort_ends_a_long_prefill_early_and_the_next_decode_is_whole(smollm2
     assert outcome is ABORTED
     assert took < full / 2
     assert runner.sequence_length(0) < 600
-    runner.abort()
+    runner.rearm()
     runner.rewind(0, 0)
     assert runner.sequence_length(0) == 0
     assert say(runner, SEA, 4) == expected

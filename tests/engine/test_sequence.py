@@ -7,6 +7,8 @@ import itertools
 import pytest
 
 from dflash_trio.engine.admission import KVLedger
+from dflash_trio.engine.answer_text import AnswerText
+from dflash_trio.engine.scripted_runner import ScriptedVocabulary
 from dflash_trio.engine.sequence import LAWFUL, Sequence, SequenceState, UnlawfulTransition
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
 
@@ -15,6 +17,7 @@ QUEUED, PREFILLING, DECODING, RETIRED = SequenceState
 # Written out here on its own, so that a change of the table has to be made twice.
 ALLOWED = {
     (QUEUED, PREFILLING),
+    (QUEUED, DECODING),  # of several answers, all but the first
     (QUEUED, RETIRED),
     (PREFILLING, DECODING),
     (PREFILLING, RETIRED),
@@ -74,8 +77,11 @@ def test_its_length_counts_prompt_and_answer() -> None:
     assert sequence.length == 5
 
 
-def test_each_sequence_matches_its_own_stop_strings() -> None:
-    first, second = fresh(("ab",)), fresh(("ab",))
-    assert first.stop_matcher.push("a").text == ""
-    assert second.stop_matcher.push("b").text == "b"
-    assert first.stop_matcher.push("b").matched == "ab"
+def test_each_answer_matches_its_own_stop_strings() -> None:
+    prepared = fresh(("ab",)).prepared
+    first, second = (AnswerText(prepared, index, ScriptedVocabulary()) for index in range(2))
+    a, b = b"ab"
+    assert [d.text for d in first.push(a, None, closes_for="model")] == [""]
+    assert [d.text for d in second.push(b, None, closes_for="model")] == ["b"]
+    assert [d.text for d in first.push(b, None, closes_for="model")] == [""]
+    assert (first.stop_sequence, second.stop_sequence) == ("ab", None)

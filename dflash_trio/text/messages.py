@@ -9,6 +9,8 @@ SYSTEM_JOIN = "\n\n"
 """Between system texts that become one turn."""
 PART_JOIN = "\n"
 """Between the text parts of one content."""
+UNREADABLE_ARGUMENTS = "unreadable_arguments"
+"""The only key of a call's arguments that were given as something else than an object."""
 
 
 def content_text(content: object) -> str:
@@ -47,8 +49,14 @@ def normalise(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object
     * Every content is a string; a missing one is empty.
     * Fields that are null, and empty ``tool_calls``, are left out: templates ask whether a field
       is there.
-    * The arguments of a tool call are an object where they hold the JSON text of one, as templates
-      write them with ``tojson`` and a string would be quoted twice.
+    * The arguments of a tool call are an object: templates go through its items, or write it with
+      ``tojson``, which would quote a string twice. JSON text of an object becomes that object, and
+      empty text an empty one. Anything else, such as JSON that a model broke off and a client sends
+      back with each later request, becomes an object with the one key ``unreadable_arguments``,
+      which holds what was given: the model sees what it wrote, and the conversation goes on.
+    * A ``tool`` turn has the ``name`` of its tool, where it is not given and a call of the
+      conversation has the turn's ``tool_call_id``. Of two calls with one id, the last before it
+      counts.
 
     The given messages are not changed.
 
@@ -57,6 +65,7 @@ def normalise(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object
     """
     system: list[str] | None = None
     turns: list[dict[str, object]] = []
+    names: dict[str, str] = {}
     for message in messages:
         text = content_text(message.get("content"))
         if message.get("role") in ("system", "developer"):
@@ -69,6 +78,10 @@ def normalise(messages: Sequence[Mapping[str, object]]) -> list[dict[str, object
         calls = turn.pop("tool_calls", None)
         if isinstance(calls, Sequence) and calls:
             turn["tool_calls"] = [_with_arguments(call) for call in calls]
+            names.update(_call_names(calls))
+        call_id = turn.get("tool_call_id")
+        if turn.get("role") == "tool" and isinstance(call_id, str) and call_id in names:
+            turn.setdefault("name", names[call_id])
         turns.append(turn)
     if system is not None:
         turns.insert(0, {"role": "system", "content": SYSTEM_JOIN.join(system)})
@@ -79,17 +92,40 @@ def _with_arguments(call: object) -> object:
     if not isinstance(call, Mapping):
         return call
     function = call.get("function")
-    if not isinstance(function, Mapping):
-        return dict(call)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            parsed = json.loads(arguments, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            parsed = None
-        if isinstance(parsed, dict):
-            arguments = parsed
-    return {**call, "function": {**function, "arguments": arguments}}
+    if isinstance(function, Mapping):
+        return {**call, "function": {**function, "arguments": _object(function.get("arguments"))}}
+    if "arguments" in call:
+        return {**call, "arguments": _object(call["arguments"])}
+    return dict(call)
+
+
+def _object(arguments: object) -> Mapping[str, object]:
+    """Arguments as templates can take them, whatever a client replays."""
+    if isinstance(arguments, Mapping):
+        return arguments
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, str):
+        return {UNREADABLE_ARGUMENTS: arguments}
+    if not arguments.strip():
+        return {}
+    try:
+        parsed = json.loads(arguments, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        parsed = None
+    return parsed if isinstance(parsed, dict) else {UNREADABLE_ARGUMENTS: arguments}
+
+
+def _call_names(calls: Sequence[object]) -> dict[str, str]:
+    """The tool of each call that has an id and a name, by its id."""
+    names: dict[str, str] = {}
+    for call in calls:
+        if isinstance(call, Mapping):
+            function = call.get("function", call)
+            name = function.get("name") if isinstance(function, Mapping) else None
+            if isinstance(call.get("id"), str) and isinstance(name, str):
+                names[call["id"]] = name
+    return names
 
 
 def _refuse(constant: str) -> object:

@@ -1,0 +1,1 @@
+"""Tests of dflash_trio.text.tool_calls."""

@@ -6,13 +6,18 @@ its default depends on the model file or the machine and is resolved when the mo
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, get_args
 
 from attrs import field, frozen
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"]
 FlashAttention = Literal["auto", "on", "off"]
 SigtermPolicy = Literal["drain", "finalize"]
+Thinking = Literal["auto", "on", "off"]
+
+Effort = Literal["low", "medium", "high", "x-high", "max"]
+EFFORTS: tuple[Effort, ...] = get_args(Effort)
 
 BACKENDS = ("cuda", "hip", "vulkan", "metal", "sycl", "cpu")
 
@@ -62,6 +67,26 @@ class SamplingDefaults:
 
 
 @frozen
+class ModelCard:
+    """A model's own defaults, read from a file beside it. They rank behind the operator's flags."""
+
+    path: str
+    """The file; empty for values that come from none."""
+    sampling: SamplingDefaults = field(factory=SamplingDefaults)
+    """Only the values named in ``given`` are the card's."""
+    default_max_tokens: int | None = None
+    hard_limit_reply_budget: int | None = None
+    think_max_tokens: int | None = None
+    # A mapping has no hash, and equality is enough to tell cards apart.
+    reasoning_efforts: Mapping[Effort, int] = field(factory=dict, hash=False)
+    """Only those that the card gives."""
+    thinking: Thinking | None = None
+    tool_parser: str | None = None
+    given: frozenset[str] = frozenset()
+    """What the card says, by the names of these fields (``sampling.top_k``)."""
+
+
+@frozen
 class ModelConfig:
     """One model block of the command line or the configuration file."""
 
@@ -95,13 +120,28 @@ class ModelConfig:
     rope_freq_scale: float | None = None
     chat_template_file: str | None = None
     default_max_tokens: int | None = None
-    """For requests that name no limit; ``None``: min(16000, room)."""
+    """For requests that name no limit; ``None``: the card's, else min(16000, room)."""
+    hard_limit_reply_budget: int | None = None
+    """Tokens kept for the reply; ``None``: the card's, else min(4096, half the context)."""
+    think_max_tokens: int | None = None
+    """``None``: the card's, else default_max_tokens less the reply budget."""
+    reasoning_efforts: Mapping[Effort, int] = field(factory=dict, hash=False)
+    """Thinking tokens of each tier, only those given; others: the card's, else a share of
+    think_max_tokens."""
+    thinking: Thinking = "auto"
+    """``auto``: what the template does when told nothing."""
+    tool_parser: str | None = None
+    """``None``: the card's, else told by the template."""
+    model_card_file: str | None = None
+    """``None``: the file beside the model, if there is one."""
+    card: ModelCard | None = None
+    """What that file says; ``None``: there is none."""
     sampling: SamplingDefaults = field(factory=SamplingDefaults)
     on_sigterm: SigtermPolicy | None = None
     """``None``: ``drain`` with one slot, ``finalize`` with more."""
     given: frozenset[str] = field(default=frozenset(), eq=False)
-    """The fields above (``sampling.top_k`` for one of those) that the operator wrote down, for
-    the pages that say where a value comes from."""
+    """The fields above that the operator wrote down (``sampling.top_k``, ``reasoning_efforts.low``
+    for one value of those): they come before the card, and the pages say so."""
 
     @property
     def sigterm_policy(self) -> SigtermPolicy:
@@ -125,6 +165,8 @@ class ListenerConfig:
     """0: any free one, printed."""
     routing_queue_limit: int = 32
     api_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may call; ``*`` is every one."""
     drain_timeout: float | None = None
     client_stall_timeout: float = 60.0
     max_body_bytes: int = 32 * 1024 * 1024

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from dflash_trio.cli.errors import refusal
+from dflash_trio.cli.fields import fields_of, model_fields_of
 from dflash_trio.cli.given import Block, Given, ParsedLaunch, Values
 from dflash_trio.cli.input_files import read_file
+from dflash_trio.cli.model_card import read_card
 from dflash_trio.cli.selection import Selection
 from dflash_trio.cli.values import BadValue, check_api_key
-from dflash_trio.config import ListenerConfig, ModelConfig, SamplingDefaults, ServerConfig
+from dflash_trio.config import ListenerConfig, ModelConfig, ServerConfig
 
 API_KEY_VARIABLE = "DFLASH_API_KEY"
-
-_SAMPLING = "sampling."
 
 
 def build_config(
@@ -26,37 +25,20 @@ def build_config(
         listener=_listener(parsed.listener, env),
         load_balancing=selection.load_balancing,
         unused=tuple(block.name for block in selection.unused),
-        **_fields(parsed.launch),
+        **fields_of(parsed.launch),
     )
-
-
-def _fields(values: Values) -> dict[str, Any]:
-    """What the table says goes straight into configuration fields."""
-    return {
-        value.option.field: value.value if value.option.takes else value.option.flag_value
-        for value in values.values()
-        if value.option.field
-    }
 
 
 def _model(block: Block) -> ModelConfig:
     template = block.values.get("chat-template-file")
     if template is not None:
         read_file(template.value, template.spelling, template.where)
-    fields = _fields(block.values)
-    given = frozenset(fields)
-    sampling = {
-        name.removeprefix(_SAMPLING): fields.pop(name)
-        for name in list(fields)
-        if name.startswith(_SAMPLING)
-    }
     return ModelConfig(
         path=block.path,
         name=block.name,
         position=block.position,
-        sampling=SamplingDefaults(**sampling),
-        given=given,
-        **fields,
+        card=read_card(block),
+        **model_fields_of(block.values),
     )
 
 
@@ -64,7 +46,7 @@ def _listener(values: Values, env: Mapping[str, str]) -> ListenerConfig:
     for name in ("tls-cert", "tls-key"):
         if name in values:
             read_file(values[name].value, values[name].spelling, values[name].where)
-    return ListenerConfig(api_keys=_api_keys(values, env), **_fields(values))
+    return ListenerConfig(api_keys=_api_keys(values, env), **fields_of(values))
 
 
 def _api_keys(values: Values, env: Mapping[str, str]) -> tuple[bytes, ...]:

@@ -36,7 +36,8 @@ def parse_command_line(argv: Sequence[str], env: Mapping[str, str]) -> Launch:
     """Read the words behind the program's name, and ``DFLASH_API_KEY`` from ``env``.
 
     Raises UsageError for a launch that cannot start as written. Opens the small files that the
-    launch names (configuration, keys, templates, certificates), and no model.
+    launch names (configuration, keys, templates, certificates) and the cards of the models that
+    load, and no model.
     """
     # Never a value: a word with two dashes is none. So help is there for whoever has just got
     # something else wrong.

@@ -7,8 +7,7 @@ arrays. Paths mean what they mean on the command line: relative ones start at th
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import frozen
@@ -27,16 +26,8 @@ from dflash_trio.cli.given import (
 from dflash_trio.cli.input_files import read_file
 from dflash_trio.cli.option import Option, Scope
 from dflash_trio.cli.option_table import BY_NAME, OPTIONS, REMOVED, nearest
+from dflash_trio.cli.toml_text import parse_toml, texts_of
 
-_TOML_NAMES: Mapping[type, str] = {
-    str: "a string",
-    bool: "true or false",
-    int: "an integer",
-    float: "a float",
-    list: "an array",
-    dict: "a table",
-}
-_ENORMOUS = 10**30
 _HOME = {
     Scope.LAUNCH: "put it at the top level, before the first table",
     Scope.LISTENER: "put it into the [listener] table",
@@ -62,8 +53,8 @@ class _Table:
 
 def read_config_file(path: str) -> ParsedLaunch:
     """Read a configuration file; UsageError names the file, the table and the key."""
-    document = _parse(path)
     source = shown(path)
+    document = parse_toml(read_file(path, "--config"), source)
     top = _Table((Scope.LAUNCH,), f"top level of {source}", ("listener", "model"))
     launch = _read_table(_without(document, "listener", "model"), top)
 
@@ -110,25 +101,6 @@ def _overlaid(below: Mapping[str, Given], above: Mapping[str, Given]) -> dict[st
     return result
 
 
-def _parse(path: str) -> dict[str, Any]:
-    source = shown(path)
-    content = read_file(path, "--config")
-    try:
-        return tomllib.loads(content.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise refusal(f"{source} is not UTF-8 at line {line}", "save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        # Its text ends with "(at line L, column C)", save for one case.
-        last = content.count(b"\n") + 1
-        problem = str(error).replace("at end of document", f"at the end, line {last}")
-        raise refusal(f"{source} is not TOML, {problem}", "correct that line") from None
-    except (ValueError, RecursionError) as error:
-        # An integer of thousands of digits, or brackets nested as deep.
-        problem = f"{source} cannot be read as TOML, {type(error).__name__}"
-        raise refusal(problem, "look for a huge number or deep nesting") from None
-
-
 def _without(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key not in names}
 
@@ -159,7 +131,7 @@ def _read_table(entries: Mapping[str, Any], table: _Table) -> dict[str, Given]:
             raise _misplaced(key, option, table)
         if option.takes is None and entry is False:
             continue
-        texts = tuple(_texts(option, entry, table.where))
+        texts = tuple(texts_of(option, entry, table.where))
         if option.takes is not None and not texts:
             continue  # an empty array: nothing given
         result[key] = given(option, key, texts, table.where)
@@ -183,38 +155,3 @@ def _misplaced(key: str, option: Option | None, table: _Table) -> UsageError:
     )
     remedy = f"did you mean {guess}?" if guess else "see --help for the options"
     return refusal(f"{name} is no option", remedy, table.where)
-
-
-def _texts(option: Option, entry: Any, where: str) -> Iterable[str]:
-    """The entry's values as the command line would spell them."""
-    if option.takes is None:
-        _check_type(option, entry, (bool,), where)
-        return []
-    if not option.is_list:
-        _check_type(option, entry, option.takes.toml, where)
-        return [_text(entry)]
-    _check_type(option, entry, (list,), where)
-    for element in entry:
-        _check_type(option, element, option.takes.toml, where, " of strings")
-    return [_text(element) for element in entry]
-
-
-def _text(scalar: Any) -> str:
-    if isinstance(scalar, int):
-        # Hexadecimal may be longer than Python is willing to write out in decimal; what is cut
-        # off here is out of every range anyway.
-        return str(min(max(scalar, -_ENORMOUS), _ENORMOUS))
-    return scalar if isinstance(scalar, str) else repr(scalar)
-
-
-def _check_type(
-    option: Option, entry: Any, allowed: tuple[type, ...], where: str, elements: str = ""
-) -> None:
-    # The exact type: TOML's true is a Python bool, and so an int.
-    if type(entry) in allowed:
-        return
-    found = _TOML_NAMES.get(type(entry), "a date or time")
-    if elements:
-        raise refusal(f"{option.name} has {found} in its array", f"write an array{elements}", where)
-    wanted = " or ".join(_TOML_NAMES[kind] for kind in allowed)
-    raise refusal(f"{option.name} is {found}", f"write {wanted}", where)

@@ -116,9 +116,9 @@ LISTENER_OPTIONS: tuple[Option, ...] = (
         "cors-origin",
         takes=values.ORIGIN,
         default="none",
-        help="An origin whose pages may call this server; may be repeated.",
+        help="An origin whose pages may call this server; may be repeated; * is every origin.",
         repeatable=True,
-        available=False,
+        field="cors_origins",
     ),
     _listener(
         "no-cors",

@@ -5,15 +5,26 @@ from __future__ import annotations
 from functools import partial
 from typing import get_args
 
+from attrs import evolve
+
 from dflash_trio.cli import values
 from dflash_trio.cli.option import Option, Scope
 from dflash_trio.cli.values import choice, integer, number
-from dflash_trio.config import CacheType
+from dflash_trio.config import EFFORTS, CacheType, Thinking
 
 _model = partial(Option, scope=Scope.MODEL)
 _later = partial(Option, scope=Scope.MODEL, available=False)
 
 _CACHE_TYPE = choice(*get_args(CacheType))
+
+TOOL_PARSERS = (
+    *("hermes", "qwen-xml", "llama3-json", "llama-pythonic"),
+    *("mistral", "deepseek", "gemma", "gpt-oss"),
+)
+"""The names of text.tool_calls' formats. Written down here, so that ``--help`` need not import
+their parsers; a test compares the two."""
+
+_TOOL_PARSER = evolve(choice(*TOOL_PARSERS), metavar="NAME")
 
 # The formatter would spread each row of the table over eight lines.
 # fmt: off
@@ -71,42 +82,46 @@ _CAPACITY = (
 _CHAT = (
     _model("chat-template-file", takes=values.FILE, default="the model file's template",
            field="chat_template_file", help="A Jinja chat template to use instead."),
-    _later("model-card", takes=values.FILE, default="none",
-           help="A file of the model's own defaults."),
-    _model("default-max-tokens", takes=values.TOKENS, default="16000, or what there is room for",
-           field="default_max_tokens", help="The reply limit of requests that name none."),
-    _later("hard-limit-reply-budget", takes=values.TOKEN_BUDGET,
+    _model("model-card", takes=values.FILE, field="model_card_file",
+           default="MODEL.card.toml beside the model, if there is one",
+           help="A TOML file of the model's own defaults."),
+    _model("default-max-tokens", takes=values.TOKENS, field="default_max_tokens",
+           default="the card's, else 16000, or what there is room for",
+           help="The reply limit of requests that name none."),
+    _model("hard-limit-reply-budget", takes=values.TOKEN_BUDGET, field="hard_limit_reply_budget",
            default="the card's, else min(4096, half the context)",
            help="Tokens kept for the reply once thinking has used its share."),
-    _later("think-max-tokens", takes=values.TOKEN_BUDGET,
+    _model("think-max-tokens", takes=values.TOKEN_BUDGET, field="think_max_tokens",
            default="the card's, else default-max-tokens less the reply budget",
            help="The most tokens that one reply may think."),
     *(
-        _later(f"reasoning-effort-{effort}", takes=values.TOKEN_BUDGET,
+        _model(f"reasoning-effort-{effort}", takes=values.TOKEN_BUDGET,
+               field=f"reasoning_efforts.{effort}",
                default=f"the card's, else {share} of think-max-tokens",
                help=f"Thinking tokens of a request with reasoning effort {effort}.")
-        for effort, share in (
-            ("low", "1/8"), ("medium", "1/2"), ("high", "all"), ("x-high", "all"), ("max", "all"),
-        )
+        for effort, share in zip(EFFORTS, ("1/8", "1/2", "all", "all", "all"), strict=True)
     ),
-    _model("thinking", takes=choice("auto", "on", "off"), default="auto", only_value="auto",
+    _model("thinking", takes=choice(*get_args(Thinking)), field="thinking",
+           default="the card's, else auto",
            help="Whether the model thinks; auto is what its template does when told nothing."),
-    _later("tool-parser", takes=values.NAME, default="from the template",
-           help="The form in which the model writes its tool calls."),
+    _model("tool-parser", takes=_TOOL_PARSER, field="tool_parser",
+           default="the card's, else from the template",
+           help=f"The form in which the model writes its tool calls: {_TOOL_PARSER.form}."),
 )
 
 _SAMPLING = (
-    _model("temperature", takes=number(0, 100), default="0.8", field="sampling.temperature",
+    _model("temperature", takes=number(0, 100), default="the card's, else 0.8",
+           field="sampling.temperature",
            help="The temperature of requests that name none; 0 is greedy."),
-    _model("top-p", takes=values.RATIO, default="0.95", field="sampling.top_p",
+    _model("top-p", takes=values.RATIO, default="the card's, else 0.95", field="sampling.top_p",
            help="The probability mass to sample from; 1 is all of it."),
-    _model("top-k", takes=integer(0, 2**31 - 1), default="40", field="sampling.top_k",
-           help="How many tokens to sample from; 0 is all of them."),
-    _model("min-p", takes=number(0, 1), default="0.05", field="sampling.min_p",
+    _model("top-k", takes=integer(0, 2**31 - 1), default="the card's, else 40",
+           field="sampling.top_k", help="How many tokens to sample from; 0 is all of them."),
+    _model("min-p", takes=number(0, 1), default="the card's, else 0.05", field="sampling.min_p",
            help="The least probability, as a share of the likeliest token's."),
-    _model("repeat-penalty", takes=number(0.01, 100), default="1 (none)",
+    _model("repeat-penalty", takes=number(0.01, 100), default="the card's, else 1 (none)",
            field="sampling.repeat_penalty", help="The penalty on tokens that came up lately."),
-    _model("seed", takes=integer(0, 2**63 - 1, words={"-1": None}), default="-1",
+    _model("seed", takes=integer(0, 2**63 - 1, words={"-1": None}), default="the card's, else -1",
            field="sampling.seed", help="The seed of requests that name none; -1 is a random one."),
 )
 

@@ -23,6 +23,8 @@ def check_launch_options(parsed: ParsedLaunch) -> None:
     for one, other in (("tls-cert", "tls-key"), ("tls-key", "tls-cert")):
         if one in listener and other not in listener:
             raise listener[one].refused(f"is given without --{other}", "give both or neither")
+    if "no-cors" in listener and "cors-origin" in listener:
+        raise listener["no-cors"].refused("contradicts --cors-origin", "leave one of them out")
     host, port = listener.get("host"), listener.get("port")
     if host is not None and port is not None and host.value.startswith("unix:"):
         raise port.refused("has no meaning with a Unix socket", "leave it out")

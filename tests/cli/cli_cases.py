@@ -45,7 +45,7 @@ _OTHER_VALUES = {
     "prefill-cache-slots": "4",
     "fa-window": "4096",
     "disk-prefix-cache": "/tmp/cache",
-    "thinking": "on",
+    "tool-parser": "hermes",
 }
 
 # A number just outside each bounded option's range, and words that are no number at all.

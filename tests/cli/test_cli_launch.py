@@ -11,6 +11,7 @@ from dflash_trio.cli.option import Option, Scope
 from dflash_trio.config import (
     DevicePlacement,
     ListenerConfig,
+    ModelCard,
     ModelConfig,
     SamplingDefaults,
     ServerConfig,
@@ -24,17 +25,16 @@ QWEN_AND_DS4 = """
   --model-name qwen --target-device hip:0 {qwen_draft}
   --max-ctx 4096 --max-concurrency 4 --kv-pool-tokens 16384
   --cache-type-k q8_0 --cache-type-v q8_0 --fa-window 0
-  --default-max-tokens 2048 {reply_budget}
+  --default-max-tokens 2048 --hard-limit-reply-budget 1024
   --host 127.0.0.1 --port 8080 --routing-queue-limit 32
   --model /models/deepseek-v4-flash.gguf
   --model-name ds4 --target-device hip:1
   --max-ctx 8192 --max-concurrency 1
-  --default-max-tokens 2048 {reply_budget}
+  --default-max-tokens 2048 --hard-limit-reply-budget 1024
   --prefix-cache-slots 0 --prefill-cache-slots 0 --disk-prefix-cache off {ds4_flags}
 """
 LATER_PARTS = {
     "qwen_draft": "--draft /models/qwen38-dflash2.gguf --draft-device hip:0",
-    "reply_budget": "--hard-limit-reply-budget 1024",
     "ds4_flags": "--ds4-fused-decode --ds4-expert-top-k 6 --ds4-prefill exact",
 }
 NO_PARTS = dict.fromkeys(LATER_PARTS, "")
@@ -342,7 +342,7 @@ def test_a_bad_key_in_a_file_is_refused_with_its_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["--api-key-file {}", "--chat-template-file {}", "--config {}",
-                                  "--tls-cert {} --tls-key {}"])  # fmt: skip
+                                  "--model-card {}", "--tls-cert {} --tls-key {}"])  # fmt: skip
 def test_what_is_no_readable_file_is_refused(line: str, tmp_path: Path) -> None:
     model = "" if "--config" in line else "a.gguf "
     os.mkfifo(tmp_path / "fifo")
@@ -384,6 +384,8 @@ def test_what_is_not_given_has_the_configuration_s_defaults() -> None:
 def test_everything_given_arrives(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_text("{{ messages }}")
+    card = tmp_path / "card"
+    card.write_text("")
     launch = parse(
         f"""--check --log-format json --log-level debug
         --host :: --port 0 --routing-queue-limit 0 --api-key k --no-cors --drain-timeout 0
@@ -396,7 +398,10 @@ def test_everything_given_arrives(tmp_path: Path) -> None:
         --rope-freq-scale 0.25 --chat-template-file {file} --default-max-tokens 50
         --temperature 0 --top-p 1 --top-k 0 --min-p 0 --repeat-penalty 1.1 --seed 7
         --prefix-cache-slots 0 --prefill-cache-slots 0 --disk-prefix-cache off
-        --thinking auto --on-sigterm finalize"""
+        --model-card {card} --hard-limit-reply-budget 0 --think-max-tokens 40
+        --reasoning-effort-low 1 --reasoning-effort-medium 2 --reasoning-effort-high 3
+        --reasoning-effort-x-high 4 --reasoning-effort-max 5
+        --thinking on --tool-parser hermes --on-sigterm finalize"""
     )
     assert launch.action == "check"
     assert launch.config == ServerConfig(
@@ -423,6 +428,13 @@ def test_everything_given_arrives(tmp_path: Path) -> None:
                 rope_freq_scale=0.25,
                 chat_template_file=str(file),
                 default_max_tokens=50,
+                hard_limit_reply_budget=0,
+                think_max_tokens=40,
+                reasoning_efforts={"low": 1, "medium": 2, "high": 3, "x-high": 4, "max": 5},
+                thinking="on",
+                tool_parser="hermes",
+                model_card_file=str(card),
+                card=ModelCard(str(card)),
                 sampling=SamplingDefaults(0.0, 1.0, 0, 0.0, 1.1, 7),
                 on_sigterm="finalize",
             ),
@@ -456,11 +468,13 @@ def test_two_models_on_two_gpus_launch_in_the_primary_s_order(primary: str) -> N
     assert [model.name for model in config.models] == order
     qwen = next(model for model in config.models if model.name == "qwen")
     assert (qwen.max_ctx, qwen.max_concurrency, qwen.kv_pool_tokens) == (4096, 4, 16384)
+    budgets = [(each.default_max_tokens, each.hard_limit_reply_budget) for each in config.models]
+    assert budgets == [(2048, 1024)] * 2
     assert (config.listener.port, config.listener.routing_queue_limit) == (8080, 32)
 
 
 @pytest.mark.parametrize("part", LATER_PARTS)
-def test_drafting_budgets_and_fused_kernels_are_refused_until_they_are_there(part: str) -> None:
+def test_drafting_and_fused_kernels_are_refused_until_they_are_there(part: str) -> None:
     text = LATER_PARTS[part]
     message = refusal_of(QWEN_AND_DS4.format(primary="hip:0", **{**NO_PARTS, part: text}))
     assert message.startswith(f"{text.split()[0]} is not available yet (model block ")
@@ -482,6 +496,8 @@ def test_list_devices_needs_no_model() -> None:
         ("--flash-attn", ["", "ON", "yes"]),
         ("--cache-type-k", ["q8", "F16"]),
         ("--on-sigterm", ["kill"]),
+        ("--thinking", ["", "true", "high"]),
+        ("--tool-parser", ["", "Hermes", "xml"]),
         ("--ds4-prefill", ["fast"]),
         ("--log-level", ["trace"]),
         ("--model", ["", "a\0b", "\ud800"]),

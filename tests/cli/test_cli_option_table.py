@@ -5,9 +5,17 @@ from __future__ import annotations
 import attrs
 import pytest
 
+from dflash_trio.cli.model_options import TOOL_PARSERS
 from dflash_trio.cli.option import Option, Scope
 from dflash_trio.cli.option_table import BY_NAME, OPTIONS, REMOVED
-from dflash_trio.config import ListenerConfig, ModelConfig, SamplingDefaults, ServerConfig
+from dflash_trio.config import (
+    EFFORTS,
+    ListenerConfig,
+    ModelConfig,
+    SamplingDefaults,
+    ServerConfig,
+)
+from dflash_trio.text.tool_calls.formats import FORMATS
 from tests.cli import cli_cases
 
 CONTRACT = {
@@ -43,9 +51,7 @@ CONTRACT = {
 }
 
 LATER = """
-    --cors-origin --cpu-moe --model-card --hard-limit-reply-budget --think-max-tokens
-    --reasoning-effort-low --reasoning-effort-medium --reasoning-effort-high
-    --reasoning-effort-x-high --reasoning-effort-max --tool-parser
+    --cpu-moe
     --draft --draft-device --draft-max --ddtree --ddtree-budget --lazy-draft
     --ds4-fused-decode --ds4-expert-top-k --ds4-prefill
 """
@@ -73,7 +79,6 @@ def test_what_is_not_available_yet_is_exactly_this() -> None:
     assert {option.flag for option in cli_cases.UNAVAILABLE} == {*LATER.split(), *single}
     assert {option.name: option.only_value for option in cli_cases.ONE_VALUE} == {
         "fa-window": "0",
-        "thinking": "auto",
         "prefix-cache-slots": "0",
         "prefill-cache-slots": "0",
         "disk-prefix-cache": "off",
@@ -93,6 +98,9 @@ def test_nothing_available_is_accepted_and_ignored(option: Option) -> None:
         name = option.field
         if name.startswith("sampling."):
             owner, name = SamplingDefaults, name.removeprefix("sampling.")
+        elif name.startswith("reasoning_efforts."):
+            assert name.removeprefix("reasoning_efforts.") in EFFORTS
+            name = "reasoning_efforts"
         assert name in {field.name for field in attrs.fields(owner)}
         assert option.available
     else:
@@ -112,3 +120,8 @@ def test_every_number_has_a_range_that_the_tests_know() -> None:
         option.name for option in OPTIONS if option.takes is not None and int in option.takes.toml
     }
     assert numbers == set(cli_cases.OUT_OF_RANGE)
+
+
+@pytest.mark.skipif(not FORMATS, reason="the formats of tool calls are not there yet")
+def test_a_tool_parser_is_one_of_the_formats_of_tool_calls() -> None:
+    assert sorted(TOOL_PARSERS) == sorted(FORMATS)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from ..config import ModelConfig
 from ..engine.admission import KVLedger
 from ..engine.client import EngineClient
 from ..engine.model_runner import EngineError, ModelInfo, Vocabulary
+from ..generation.constraint import TokenConstraint
 from ..generation.errors import InvalidRequest
 from ..generation.request import (
     GenerationRequest,
     PreparedPrompt,
     SamplingOverrides,
+    ThinkingPlan,
     resolve_sampling,
 )
 from ..generation.status import (
@@ -28,12 +31,12 @@ from ..generation.status import (
     PlacementStatus,
 )
 from ..text.builtin_templates import default_template
-from ..text.chat_template import ChatTemplate, RenderedPrompt, TemplateRefused
-from ..text.control_tokens import Segment
-from ..text.messages import normalise
-
-DEFAULT_MAX_TOKENS = 16000
-"""For requests that name no limit, on models whose room is larger."""
+from ..text.chat_template import ChatTemplate, RenderedPrompt, TemplateError
+from ..text.control_tokens import ControlTokens, Segment
+from ..text.structured import BadConstraint, grammar_source
+from .grammar_cache import GrammarCache
+from .model_defaults import ModelDefaults, resolve_defaults
+from .prompt_writer import PromptWriter, WrittenPrompt, offered_tools, shown_literals
 
 
 class ServedModel:
@@ -62,7 +65,7 @@ class ServedModel:
         self._token_of = vocabulary.control_tokens
         literals = {token: literal for literal, token in vocabulary.control_tokens.items()}
         self._literal_of = literals
-        self._template_stops: tuple[str, ...] = ()
+        self._turn_ends: tuple[str, ...] = ()
         if template_source is not None:
             self.template_origin = f"file {config.chat_template_file}"
         elif info.chat_template is not None:
@@ -74,19 +77,27 @@ class ServedModel:
             self.template_origin = f"built-in {built_in.name}"
             # A turn's end that is no token of this vocabulary is written as text, and must be
             # found as text.
-            self._template_stops = tuple(
+            self._turn_ends = tuple(
                 stop for stop in built_in.stop_strings if stop not in vocabulary.control_tokens
             )
         self._template_source = template_source
         self._bos_token = literals.get(vocabulary.bos, "") if vocabulary.bos is not None else ""
         self._eos_token = literals.get(vocabulary.eos, "") if vocabulary.eos is not None else ""
-        self._template = ChatTemplate(
+        tokens = ControlTokens(vocabulary.control_tokens)
+        template = ChatTemplate(
             template_source,
             bos_token=self._bos_token,
             eos_token=self._eos_token,
             label=config.block_label,
-            control_literals=vocabulary.control_tokens,
+            control_literals=tokens,
         )
+        try:
+            self._writer = PromptWriter(
+                config.name, template, template_source, tokens, self.defaults, vocabulary
+            )
+        except ValueError as error:
+            raise TemplateError(f"{config.block_label}: {error}") from error
+        self._grammars = GrammarCache(vocabulary)
 
     @property
     def name(self) -> str:
@@ -108,9 +119,12 @@ class ServedModel:
         CPU-bound, milliseconds to a second: call it off the event loop. Raises InvalidRequest
         for what this model's template, vocabulary or limits refuse.
         """
-        tokens = self.tokenize_chat(request)
+        tokens, written = self._read_prompt(request)
         wanted = request.max_tokens or self._default_max_tokens
-        sampling = resolve_sampling(request.sampling, self.config.sampling)
+        # A huge number becomes an ordinary one, but stays beyond what is left: cut to that, a
+        # model with little headroom for this prompt would look like one with all of it.
+        max_tokens = min(wanted, max(self.ledger.room, self.ledger.decode_headroom))
+        sampling = resolve_sampling(request.sampling, self.defaults.sampling)
         for token, _ in sampling.logit_bias:
             if not 0 <= token < self._vocabulary.size:
                 raise InvalidRequest(
@@ -118,51 +132,136 @@ class ServedModel:
                     f"{self._vocabulary.size} tokens.",
                     param="logit_bias",
                 )
+        if request.raw_prompt is not None:
+            return PreparedPrompt(
+                tokens=tokens,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                stop=request.stop,
+                ignore_eos=request.ignore_eos,
+                n=request.n,
+                constraint=self._constraint(request),
+                logprobs=request.logprobs,
+            )
+        assert written is not None
+        tools = offered_tools(request)
+        form, calls = self._writer.reasoning, self._writer.tool_format
+        literals: set[str] = set()
+        plan = None
+        if form is not None and written.tells_thinking:
+            literals |= form.literals
+            plan = self._thinking_plan(request, written, len(tokens), max_tokens)
+        if tools:
+            literals |= calls.control_literals
         return PreparedPrompt(
             tokens=tokens,
-            # A huge number becomes an ordinary one, but stays beyond what is left: cut to that, a
-            # model with little headroom for this prompt would look like one with all of it.
-            max_tokens=min(wanted, max(self.ledger.room, self.ledger.decode_headroom)),
+            max_tokens=max_tokens,
             sampling=sampling,
-            stop=(*request.stop, *self._template_stops),
+            stop=request.stop,
+            turn_ends=self._turn_ends,
             ignore_eos=request.ignore_eos,
             n=request.n,
+            thinking=plan,
+            constraint=self._constraint(request),
+            logprobs=request.logprobs,
+            shown_tokens=shown_literals(literals, self._vocabulary),
+            tool_format=calls.name if tools else None,
+            tools=tools,
+            parallel_calls=request.tool_choice.parallel,
         )
+
+    def _thinking_plan(
+        self,
+        request: GenerationRequest,
+        written: WrittenPrompt,
+        prompt_tokens: int,
+        max_tokens: int,
+    ) -> ThinkingPlan:
+        budget = self.defaults.think_max_tokens
+        if request.thinking.effort is not None:
+            budget = min(budget, self.defaults.efforts[request.thinking.effort])
+        if request.thinking.budget_tokens is not None:
+            budget = min(self.defaults.think_max_tokens, request.thinking.budget_tokens)
+        # What there is room for counts, not what was asked for.
+        answer = max(1, min(max_tokens, self.ledger.room - prompt_tokens))
+        before_reply = answer - min(self.defaults.hard_limit_reply_budget, answer // 2)
+        close, resume = self._writer.closing(request)
+        return ThinkingPlan(
+            new_splitter=self._writer.new_splitter(written),
+            limit=min(budget, before_reply),
+            limited_by="budget" if budget <= before_reply else "reply_budget",
+            close_tokens=tuple(self._tokenize(self._writer.segments(close))),
+            resume_tokens=tuple(self._tokenize(self._writer.segments(resume))),
+        )
+
+    def _constraint(self, request: GenerationRequest) -> TokenConstraint | None:
+        choice = request.tool_choice
+        try:
+            if choice.forces:
+                source = self._writer.tool_format.call_grammar(
+                    [t for t in request.tools if choice.name in (None, t.name)],
+                    parallel=choice.parallel,
+                    controls=frozenset(self._token_of),
+                )
+                return self._grammars.compile(source)
+            if request.constraint is not None:
+                return self._grammars.compile(grammar_source(request.constraint))
+        except BadConstraint as error:
+            param = "tools" if choice.forces else "response_format"
+            raise InvalidRequest(f"{param}: {error}", param=param) from error
+        return None
 
     def tokenize_chat(self, request: GenerationRequest) -> tuple[int, ...]:
         """The prompt's tokens, with exactly one BOS if the model wants one."""
-        rendered = self.render_chat(request)
+        return self._read_prompt(request)[0]
+
+    def _read_prompt(
+        self, request: GenerationRequest
+    ) -> tuple[tuple[int, ...], WrittenPrompt | None]:
+        written = None
         try:
-            tokens = self._with_one_bos(self._tokenize(rendered.segments))
+            if request.raw_prompt is not None:
+                tokens = self._raw_tokens(request.raw_prompt)
+            else:
+                written = self._writer.write(request)
+                tokens = self._with_one_bos(self._tokenize(written.rendered.segments))
         except EngineError as error:
             # The model went away meanwhile; the router asks for its health before using this.
             raise InvalidRequest(f"{self.name} cannot tokenize the prompt: {error}") from error
         if not tokens:
             # An engine cannot decode nothing.
+            if request.raw_prompt is not None:
+                raise InvalidRequest("prompt: must not be empty.", param="prompt")
             raise InvalidRequest(
                 f"The chat template of {self.name} makes an empty prompt of this conversation.",
                 param="messages",
             )
-        return tokens
+        return tokens, written
+
+    def _raw_tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return self.tokenize_text(prompt, add_special=True, parse_special=True)
+        for index, token in enumerate(prompt):
+            if not 0 <= token < self._vocabulary.size:
+                raise InvalidRequest(
+                    f"prompt[{index}]: {self.name} has only the tokens 0 to "
+                    f"{self._vocabulary.size - 1}.",
+                    param=f"prompt[{index}]",
+                )
+        return prompt
 
     def render_chat(self, request: GenerationRequest) -> RenderedPrompt:
         """The prompt as this model's template writes it. Raises InvalidRequest if it refuses."""
-        try:
-            return self._template.render(
-                normalise(request.messages),
-                add_generation_prompt=not request.continue_final,
-                continue_final=request.continue_final,
-                extra=request.template_arguments,
-            )
-        except TemplateRefused as error:
-            raise InvalidRequest(
-                f"The chat template of {self.name} refuses this conversation: {error}",
-                param="messages",
-            ) from error
+        return self._writer.write(request).rendered
+
+    @cached_property
+    def defaults(self) -> ModelDefaults:
+        """What holds where a request says nothing."""
+        return resolve_defaults(self.config, room=self.ledger.room, max_ctx=self.ledger.max_ctx)
 
     @property
     def _default_max_tokens(self) -> int:
-        return self.config.default_max_tokens or min(DEFAULT_MAX_TOKENS, self.ledger.room)
+        return self.defaults.default_max_tokens
 
     def _tokenize(self, segments: Iterable[Segment]) -> list[int]:
         tokens: list[int] = []
@@ -252,30 +351,23 @@ class ServedModel:
         def default(field: str, value: float | None) -> Default:
             return Default(value, "flag" if field in given else "built-in")
 
-        sampling = resolve_sampling(SamplingOverrides(), config.sampling)
+        # These have no option: requests set them, or they stay as they are.
+        unset = resolve_sampling(SamplingOverrides(), self.defaults.sampling)
         return ModelProperties(
-            sampling={
-                name: default(f"sampling.{name}", getattr(sampling, name))
-                for name in (
-                    "temperature",
-                    "top_p",
-                    "top_k",
-                    "min_p",
-                    "repeat_penalty",
-                    "presence_penalty",
-                    "frequency_penalty",
-                    "seed",
-                )
-            }
-            | {"repeat_last_n": default("sampling.repeat_last_n", sampling.penalty_last_n)},
+            sampling=self.defaults.of_sampling()
+            | {
+                "presence_penalty": Default(unset.presence_penalty, "built-in"),
+                "frequency_penalty": Default(unset.frequency_penalty, "built-in"),
+                "repeat_last_n": Default(unset.penalty_last_n, "built-in"),
+            },
             limits={
                 "max_ctx": default("max_ctx", self.ledger.max_ctx),
                 "max_concurrency": default("max_concurrency", self.ledger.slots),
                 "kv_pool_tokens": default("kv_pool_tokens", self.ledger.statistics().pool),
                 "decode_headroom": default("decode_headroom", self.ledger.decode_headroom),
-                "default_max_tokens": default("default_max_tokens", self._default_max_tokens),
                 "chunk": default("chunk", config.chunk),
-            },
+            }
+            | self.defaults.of_limits(),
             chat_template=self._template_source,
             bos_token=self._bos_token,
             eos_token=self._eos_token,

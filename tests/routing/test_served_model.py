@@ -8,14 +8,16 @@ from typing import Any
 import attrs
 import pytest
 
-from dflash_trio.config import SamplingDefaults
+from dflash_trio.config import ModelCard, SamplingDefaults
 from dflash_trio.engine.admission import Fit, KVLedger
 from dflash_trio.engine.client import EngineClient
 from dflash_trio.engine.model_runner import ModelInfo
 from dflash_trio.engine.scripted_runner import BOS, EOG, VOCAB_SIZE, ScriptedVocabulary
 from dflash_trio.generation.errors import InvalidRequest
 from dflash_trio.generation.request import GenerationRequest, SamplingOverrides
-from dflash_trio.routing.served_model import DEFAULT_MAX_TOKENS, ServedModel
+from dflash_trio.generation.status import Default
+from dflash_trio.routing.model_defaults import DEFAULT_MAX_TOKENS
+from dflash_trio.routing.served_model import ServedModel
 from dflash_trio.text.chat_template import TemplateError
 from tests.support.scripted import PLAIN_TEMPLATE, scripted_config
 
@@ -213,6 +215,21 @@ def test_open_sampling_fields_take_the_models_defaults() -> None:
     given = SamplingOverrides(temperature=0.0, seed=-1)
     sampling = served(sampling=defaults).prepare(says(sampling=given)).sampling
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.0, 3, None)
+
+
+def test_a_models_card_fills_what_its_operator_and_the_request_leave_open() -> None:
+    card = ModelCard(
+        "c", sampling=SamplingDefaults(temperature=0.1, top_k=3), default_max_tokens=20
+    )
+    model = served(card=card, sampling=SamplingDefaults(top_k=5))
+    prepared = model.prepare(says())
+    assert (prepared.sampling.temperature, prepared.sampling.top_k) == (0.1, 5)
+    assert prepared.max_tokens == 20
+    properties = model.properties()
+    assert properties.sampling["temperature"] == Default(0.1, "card")
+    assert properties.sampling["top_k"] == Default(5, "flag")
+    assert properties.limits["default_max_tokens"] == Default(20, "card")
+    assert properties.limits["reasoning_effort_x_high"] == Default(10, "built-in")
 
 
 def test_everything_else_is_passed_on() -> None:

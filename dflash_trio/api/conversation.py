@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
-from ..generation.request import GenerationRequest, Message
+from ..generation.request import (
+    GenerationRequest,
+    Message,
+    ThinkingRequest,
+    Tool,
+    ToolChoice,
+)
 from ..text.messages import content_text
 from .json_body import json_type_name, printable
 from .validation import FieldProblem
@@ -23,6 +29,9 @@ class Conversation:
     continue_final: bool = False
     """The last turn is the assistant's, to be continued and not answered."""
     model: str | None = None
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = field(factory=ToolChoice)
+    thinking: ThinkingRequest = field(factory=ThinkingRequest)
 
     def for_counting(self, body_bytes: int) -> GenerationRequest:
         """A request with this prompt and nothing to generate. The prompt depends on no more."""
@@ -30,6 +39,9 @@ class Conversation:
             messages=self.messages,
             body_bytes=body_bytes,
             continue_final=self.continue_final,
+            tools=self.tools,
+            tool_choice=self.tool_choice,
+            thinking=self.thinking,
         )
 
 
@@ -66,17 +78,50 @@ def merge_turns(turns: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
     """One turn for each run of turns of one role, as if their contents were one's parts.
 
     For dialects whose messages are pieces of a turn: many templates demand that user and assistant
-    alternate. System turns stay as they are and do not end a run, because they leave their places
+    alternate. Calls of tools join the turn that they follow; a tool's result stays a turn of its
+    own. System turns stay as they are and do not end a run, because they leave their places
     anyway: see ``text.messages.normalise``.
     """
     merged: list[Message] = []
     last: int | None = None
     for turn in turns:
-        if turn["role"] in SYSTEM_ROLES:
+        role = turn["role"]
+        if role in SYSTEM_ROLES:
             merged.append(turn)
-        elif last is not None and merged[last]["role"] == turn["role"]:
-            merged[last] = text_turn(turn["role"], (merged[last]["content"], turn["content"]))
+        elif last is not None and role != "tool" and merged[last]["role"] == role:
+            merged[last] = _joined(merged[last], turn)
         else:
             last = len(merged)
             merged.append(turn)
     return tuple(merged)
+
+
+def _joined(first: Message, second: Message) -> Message:
+    joined: dict[str, Any] = {
+        **first,
+        **text_turn(first["role"], (first.get("content") or "", second.get("content") or "")),
+    }
+    thinking = [t["reasoning_content"] for t in (first, second) if t.get("reasoning_content")]
+    if thinking:
+        joined["reasoning_content"] = "\n".join(thinking)
+    calls = [*(first.get("tool_calls") or ()), *(second.get("tool_calls") or ())]
+    if calls:
+        joined["tool_calls"] = calls
+    return joined
+
+
+def call_turn(calls: Iterable[tuple[str, str, str]], text: str = "") -> Message:
+    """An assistant turn that calls tools: (id, name, JSON text of the arguments) of each."""
+    return {
+        "role": "assistant",
+        "content": text,
+        "tool_calls": [
+            {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
+            for id_, name, arguments in calls
+        ],
+    }
+
+
+def result_turn(call_id: str, text: str) -> Message:
+    """A tool's result, for the call of this id."""
+    return {"role": "tool", "tool_call_id": call_id, "content": text}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,6 +12,10 @@ LARGE_BODY = 16 * 1024
 """Bytes from which a body is parsed on a thread. Below, parsing takes some milliseconds at the
 worst (many tiny messages); the hop to a thread and back takes a tenth of one."""
 
+_COSTLY = re.compile(rb'"(?:schema|json_schema|parameters|input_schema|[\w_]*grammar|guided_\w+)"')
+"""Keys of schemas and grammars, which are checked with the body: a hostile one of some kilobytes
+takes a second."""
+
 T = TypeVar("T")
 
 
@@ -18,6 +23,6 @@ async def parse_body(
     parse: Callable[[bytes], T], raw: bytes, *, limiter: trio.CapacityLimiter | None = None
 ) -> T:
     """``parse(raw)``, on a thread if it may take long. ``limiter``: for those threads."""
-    if len(raw) < LARGE_BODY:
+    if len(raw) < LARGE_BODY and not _COSTLY.search(raw):
         return parse(raw)
     return await trio.to_thread.run_sync(parse, raw, limiter=limiter)

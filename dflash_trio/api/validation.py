@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import attrs
 import cattrs
 from cattrs.errors import ClassValidationError, IterableValidationError
+from cattrs.gen import make_dict_structure_fn
 
 from ..generation.errors import InvalidRequest
 from .json_body import json_type_name
@@ -55,26 +56,35 @@ def refuse_unavailable(data: Mapping[str, Any], harmless: Mapping[str, Sequence[
             raise InvalidRequest(f"{name}: is not available yet; leave it out.", param=name)
 
 
-def in_range(
-    low: float | None, high: float | None = None, *, exclusive_low: bool = False
-) -> Callable[[Any, attrs.Attribute[Any], Any], None]:
+@attrs.frozen
+class InRange:
     """An attrs validator for optional numbers within closed bounds."""
 
-    def check(_instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    low: float | None
+    high: float | None = None
+    exclusive_low: bool = False
+
+    def __call__(self, _instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value is None:
             return
-        too_low = low is not None and (value <= low if exclusive_low else value < low)
+        low, high = self.low, self.high
+        too_low = low is not None and (value <= low if self.exclusive_low else value < low)
         if too_low or (high is not None and value > high):
-            above = f"more than {low}" if exclusive_low else f"at least {low}"
+            above = f"more than {low}" if self.exclusive_low else f"at least {low}"
             if high is None:
                 bounds = above
-            elif exclusive_low:
+            elif self.exclusive_low:
                 bounds = f"{above} and at most {high}"
             else:
                 bounds = f"from {low} to {high}"
             raise FieldProblem(f"must be {bounds}, not {shown_number(value)}", attribute.name)
 
-    return check
+
+def in_range(
+    low: float | None, high: float | None = None, *, exclusive_low: bool = False
+) -> InRange:
+    """A validator for optional numbers, whose bounds the server's own description can read."""
+    return InRange(low, high, exclusive_low)
 
 
 def shown_number(value: float) -> str:
@@ -174,17 +184,21 @@ def _is_homogeneous_tuple(kind: Any) -> bool:
 converter.register_structure_hook_factory(_is_homogeneous_tuple, _strict_tuple)
 
 
-def _strict_class(cls: Any) -> Callable[[Any, Any], Any]:
-    from cattrs.gen import make_dict_structure_fn
+class _ByFields:
+    """The hook of a class that has none of its own: a JSON object, field by field."""
 
-    build = make_dict_structure_fn(cls, converter)
+    def __init__(self, cls: Any) -> None:
+        self._build = make_dict_structure_fn(cls, converter)
 
-    def structure_class(value: Any, kind: Any) -> Any:
+    def __call__(self, value: Any, kind: Any) -> Any:
         if not isinstance(value, dict):
             raise FieldProblem(f"must be an object, not {json_type_name(value)}")
-        return build(value, kind)
-
-    return structure_class
+        return self._build(value, kind)
 
 
-converter.register_structure_hook_factory(attrs.has, _strict_class)
+def is_read_by_fields(cls: type) -> bool:
+    """Whether a class is read as an object with its fields, by no hook of its own."""
+    return isinstance(converter.get_structure_hook(cls), _ByFields)
+
+
+converter.register_structure_hook_factory(attrs.has, _ByFields)

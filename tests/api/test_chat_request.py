@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dflash_trio.api.chat_request import MAX_STOPS, known_fields, parse_chat_call
+from dflash_trio.api.chat_request import known_fields, parse_chat_call
+from dflash_trio.api.sampling_fields import MAX_STOPS
 from dflash_trio.generation.errors import InvalidRequest
 
 HI = [{"role": "user", "content": "hi"}]
@@ -91,7 +93,6 @@ def test_a_pair_of_surrogates_is_one_whole_character() -> None:
             "a string",
         ),
         ({"messages": [{"role": "assistant"}]}, "messages[0].content", "no text"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "not available"),
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"max_tokens": -1}, "max_tokens", "at least 1"),
         ({"max_tokens": 1.5}, "max_tokens", "an integer, not 1.5"),
@@ -111,7 +112,7 @@ def test_a_pair_of_surrogates_is_one_whole_character() -> None:
         ({"seed": 2**64}, "seed", "from -1"),
         ({"seed": 1.0}, "seed", "an integer"),
         ({"n": 0}, "n", "from 1"),
-        ({"n": 2}, "n", "not available yet"),
+        ({"n": 129}, "n", "from 1 to 128"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"stream_options": []}, "stream_options", "an object"),
         ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or"),
@@ -126,27 +127,18 @@ def test_a_pair_of_surrogates_is_one_whole_character() -> None:
         ({"logit_bias": {"x": 1}}, "logit_bias", "no token id"),
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "from -100 to 100"),
         ({"logit_bias": {"5": "1"}}, "logit_bias.5", "a number"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "not available"),
-        ({"response_format": {}}, "response_format.type", "is required"),
-        ({"tools": [{}]}, "tools", "not available yet"),
-        ({"tool_choice": "required"}, "tool_choice", "not available yet"),
-        ({"logprobs": True}, "logprobs", "not available yet"),
-        ({"grammar": "root ::= x"}, "grammar", "not available yet"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "not available yet"),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "not available yet"),
-        ({"modalities": ["text", "audio"]}, "modalities", "not available yet"),
-        ({"guided_json": {}}, "guided_json", "not available yet"),
-        ({"structured_outputs": {"regex": "a"}}, "structured_outputs", "not available yet"),
-        (
-            {
-                "messages": [
-                    *HI,
-                    {"role": "assistant", "content": "", "function_call": {"a": 1}},
-                ]
-            },
-            "messages[1].function_call",
-            "not available yet",
-        ),
+        ({"logprobs": 1}, "logprobs", "true or false"),
+        ({"top_logprobs": 5}, "top_logprobs", "only possible with logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs", "only possible with logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "from 0 to 20"),
+        ({"ignore_eos": 1}, "ignore_eos", "true or false"),
+        ({"cache_prompt": "no"}, "cache_prompt", "true or false"),
+        ({"functions": [{"name": "f"}]}, "functions", "not available"),
+        ({"function_call": {"name": "f"}}, "function_call", "not available"),
+        ({"audio": {}}, "audio", "not available"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not available"),
+        ({"web_search_options": {}}, "web_search_options", "not available"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs", "an object"),
     ],
 )
@@ -160,16 +152,19 @@ def test_a_known_field_of_a_wrong_type_or_range_is_named(
 
 @pytest.mark.parametrize(
     "fields",
-    [{name: None} for name in sorted(known_fields() - {"messages", "n", "response_format"})]
+    [{name: None} for name in sorted(known_fields() - {"messages"})]
     + [
         {"tools": []},
         {"tool_choice": "none"},
         {"logprobs": False},
         {"top_logprobs": 0},
         {"response_format": {"type": "text"}},
-        {"response_format": None},
+        {"functions": []},
+        {"function_call": "auto"},
+        {"modalities": ["text"]},
+        {"grammar": ""},
+        {"parallel_tool_calls": True},
         {"n": 1},
-        {"n": None},
         {"stop": []},
         {"cache_prompt": True},
     ],
@@ -178,14 +173,38 @@ def test_null_and_values_that_ask_for_nothing_mean_the_same_as_leaving_the_field
     fields: dict[str, Any],
 ) -> None:
     left_out, given = parse().request, parse(**fields).request
-    assert given.sampling == left_out.sampling
-    assert (given.max_tokens, given.stop, given.n) == (None, (), 1)
+    assert attrs.evolve(given, body_bytes=0, tool_choice=left_out.tool_choice) == attrs.evolve(
+        left_out, body_bytes=0
+    )
 
 
 def test_the_newer_name_of_the_limit_wins() -> None:
     assert parse(max_tokens=5).request.max_tokens == 5
     assert parse(max_tokens=5, max_completion_tokens=7).request.max_tokens == 7
     assert parse(max_completion_tokens=10**12).request.max_tokens == 10**12
+
+
+def test_what_concerns_the_whole_generation_reaches_the_request() -> None:
+    request = parse(n=3, ignore_eos=True, cache_prompt=False, stop=["a", "b"]).request
+    assert (request.n, request.ignore_eos, request.cache_prompt) == (3, True, False)
+    assert request.stop == ("a", "b")
+    assert parse(chat_template_kwargs={"x": 1}).request.template_arguments == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": None}, 0),
+        ({"logprobs": True, "top_logprobs": 20}, 20),
+    ],
+)
+def test_log_probabilities_are_asked_for_with_a_number_of_alternatives(
+    fields: dict[str, Any], wanted: int | None
+) -> None:
+    assert parse(**fields).request.logprobs == wanted
 
 
 def test_every_sampling_field_reaches_the_request() -> None:

@@ -1,0 +1,258 @@
+"""Routes that generate: the order of things within one request, whatever API it came by.
+
+A dialect is a parser and an encoder. The parser makes a :class:`GenerationCall` of a body; the
+call makes the encoder once it is known which model answers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import trio
+from attrs import frozen
+from quart import Response, request
+
+from .. import __version__
+from ..engine.client import Generation
+from ..generation.errors import Draining, EngineFailed, GenerationError
+from ..generation.events import SERVER_SHUTDOWN, Event, Failed, Finished, TextDelta
+from ..generation.request import GenerationRequest, PreparedPrompt
+from . import sse
+from .answer import AnswerEvent, AnswerFailed, AnswerReader, ChoiceEnded, WholeAnswer
+from .connection import request_scope
+from .off_loop import parse_body
+from .request_id import current_request_id
+
+log = logging.getLogger("dflash_trio.api")
+
+FIRST_BYTE_PATIENCE = 10.0
+"""Seconds after the reservation before a stream's headers go out without a token."""
+KEEP_ALIVE_INTERVAL = 15.0
+"""Seconds without a token before a stream gets a sign of life."""
+FINGERPRINT = f"dflash-trio-{__version__}"
+LARGE_ANSWER = 2048
+"""Tokens of an answer, alternatives of log probabilities included, from which it is rendered on a
+thread. Below, rendering takes about a millisecond."""
+
+
+@frozen
+class AnswerContext:
+    """What an encoder may want to know when its request has got a model."""
+
+    model: str
+    """The one that answers."""
+    prepared: PreparedPrompt
+    cancel: Callable[[], None]
+    """Ends the generation as if its client had gone; idempotent."""
+    request_id: str
+
+
+class AnswerEncoder(Protocol):
+    """One answer in a dialect's words. Made for one request, used for a stream or a whole."""
+
+    call_prefix: str
+    """How ids of tool calls begin."""
+
+    def opening(self) -> bytes:
+        """What comes before any of the answer."""
+        ...
+
+    def encode(self, events: Sequence[AnswerEvent]) -> bytes:
+        """A wake-up's events as one write; may be empty."""
+        ...
+
+    def closing(self) -> bytes:
+        """After every answer has ended: the last thing of a stream."""
+        ...
+
+    def failure(self, error: GenerationError) -> bytes:
+        """An in-stream error: the last thing a client hears, with no faked normal end."""
+        ...
+
+    def keep_alive(self) -> bytes:
+        """A sign of life while there is nothing to say."""
+        ...
+
+    def whole(self, answer: WholeAnswer) -> dict[str, Any]:
+        """The non-streaming answer's body. May run on a thread."""
+        ...
+
+
+class GenerationCall(Protocol):
+    """A parsed body: what to generate, and how the client wants to be told."""
+
+    @property
+    def request(self) -> GenerationRequest: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+    def new_encoder(self, context: AnswerContext) -> AnswerEncoder: ...
+
+
+class GenerationRoutes:
+    """The views. ``read``: the current request's body, checked for its size.
+
+    Times are seconds.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[bytes]],
+        *,
+        first_byte_patience: float = FIRST_BYTE_PATIENCE,
+        keep_alive_interval: float = KEEP_ALIVE_INTERVAL,
+    ) -> None:
+        self._read = read
+        self._first_byte_patience = first_byte_patience
+        self._keep_alive_interval = keep_alive_interval
+
+    def view(self, parse: Callable[[bytes], GenerationCall]) -> Callable[[], Awaitable[Response]]:
+        """A route of one dialect."""
+
+        async def generate() -> Response:
+            raw = await self._read()
+            call = await parse_body(parse, raw)
+            del raw
+            return await self.answer(call)
+
+        return generate
+
+    async def answer(self, call: GenerationCall) -> Response:
+        """Reserve, generate, answer. Raises GenerationError for what is known before headers."""
+        scope = request_scope(request)
+        reservation = await scope.reserve(call.request)
+        patience = trio.current_time() + self._first_byte_patience
+        generation = scope.submit()
+        name = reservation.model.name
+        encoder = call.new_encoder(
+            AnswerContext(name, reservation.prepared, generation.cancel, current_request_id())
+        )
+        reader = AnswerReader(reservation.prepared, encoder.call_prefix)
+        headers = {"x-dflash-model": header_text(name)}
+        if call.stream:
+            return await self._stream(generation, reader, encoder, headers, patience)
+        return await self._whole(generation, reader, encoder, headers)
+
+    async def _whole(
+        self,
+        generation: Generation,
+        reader: AnswerReader,
+        encoder: AnswerEncoder,
+        headers: dict[str, str],
+    ) -> Response:
+        answer = WholeAnswer(generation.prepared.n)
+        generated = False
+        while not reader.done:
+            events = await next_events(generation)
+            generated = generated or any(isinstance(event, TextDelta) for event in events)
+            _check_before_headers(events, anything_generated=generated)
+            read = reader.read(events)
+            _log_early_ends(generation, read)
+            answer.add(read)
+
+        def render() -> str:
+            return json.dumps(encoder.whole(answer), ensure_ascii=False)
+
+        alternatives = 1 + (generation.prepared.logprobs or 0)
+        if answer.usage.completion_tokens * alternatives < LARGE_ANSWER:
+            body = render()
+        else:
+            body = await trio.to_thread.run_sync(render)
+        return Response(body, 200, headers, content_type="application/json")
+
+    async def _stream(
+        self,
+        generation: Generation,
+        reader: AnswerReader,
+        encoder: AnswerEncoder,
+        headers: dict[str, str],
+        patience: float,
+    ) -> Response:
+        # No header before the first token, so that what fails until then is a status code; but
+        # no client is left without a sign of life for longer than its patience either.
+        first: list[Event] = []
+        with trio.move_on_at(patience):
+            first = await next_events(generation)
+        generated = any(isinstance(event, TextDelta) for event in first)
+        _check_before_headers(first, anything_generated=generated)
+        body = self._stream_body(generation, reader, encoder, first)
+        return Response(body, 200, {**sse.HEADERS, **headers})
+
+    async def _stream_body(
+        self,
+        generation: Generation,
+        reader: AnswerReader,
+        encoder: AnswerEncoder,
+        events: list[Event],
+    ) -> AsyncIterator[bytes]:
+        # No nursery and no cancel scope may span a yield here: only the waits are timed.
+        chunk = encoder.opening()
+        while True:
+            chunk += _encode(generation, reader, encoder, events)
+            if chunk:
+                yield chunk
+            if reader.done:
+                return
+            events, chunk = [], b""
+            with trio.move_on_after(self._keep_alive_interval) as waited:
+                events = await next_events(generation)
+            if waited.cancelled_caught and not events:
+                chunk = encoder.keep_alive()
+
+
+def _encode(
+    generation: Generation, reader: AnswerReader, encoder: AnswerEncoder, events: Sequence[Event]
+) -> bytes:
+    """A wake-up's events as one write, with the end of the stream if they bring it."""
+    try:
+        read = reader.read(events)
+    except AnswerFailed as failed:
+        log.error("generation %d failed: %s", generation.id, failed)
+        encoded = encoder.encode(failed.read) if failed.read else b""
+        return encoded + encoder.failure(EngineFailed(str(failed)))
+    _log_early_ends(generation, read)
+    encoded = encoder.encode(read) if read else b""
+    return encoded + encoder.closing() if reader.done else encoded
+
+
+async def next_events(generation: Generation) -> list[Event]:
+    """Wait for something to happen, then take everything that has."""
+    events = [await generation.events.receive()]
+    while True:
+        try:
+            events.append(generation.events.receive_nowait())
+        except (trio.WouldBlock, trio.EndOfChannel):
+            return events
+
+
+def _check_before_headers(events: Sequence[Event], *, anything_generated: bool) -> None:
+    """Raise the error that an ending means while no header was sent."""
+    for event in events:
+        match event:
+            case Failed(message):
+                raise EngineFailed(message)
+            case Finished(detail=detail) if detail == SERVER_SHUTDOWN and not anything_generated:
+                raise Draining
+
+
+def _log_early_ends(generation: Generation, events: Sequence[AnswerEvent]) -> None:
+    for event in events:
+        if isinstance(event, ChoiceEnded) and event.detail is not None:
+            log.info(
+                "generation %d ended early after %d tokens: %s",
+                generation.id,
+                event.usage.completion_tokens,
+                event.detail,
+            )
+
+
+def header_text(text: str) -> str:
+    """Any name as a header value: percent-encoded where a header cannot carry it."""
+    if text.isascii() and text.isprintable():
+        return text
+    return quote(text, safe=" /:+@")

@@ -1,0 +1,173 @@
+"""What came of a generation: calls told from content, in order, streamed and whole alike."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dflash_trio.api.answer import (
+    AnswerEvent,
+    AnswerFailed,
+    AnswerReader,
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    ChoiceEnded,
+    ContentDelta,
+    ReasoningDelta,
+    WholeAnswer,
+)
+from dflash_trio.generation.events import (
+    Event,
+    Failed,
+    Finished,
+    Retired,
+    TextDelta,
+    TokenAlternative,
+    TokenLogprob,
+    Usage,
+)
+from dflash_trio.generation.request import PreparedPrompt, SamplingParams, Tool
+
+USAGE = Usage(prompt_tokens=3, completion_tokens=2)
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def reader(**changes: Any) -> AnswerReader:
+    fields = {"tokens": (1, 2, 3), "max_tokens": 9, "sampling": SamplingParams(), **changes}
+    return AnswerReader(PreparedPrompt(**fields), "call_")
+
+
+def with_tools(**changes: Any) -> AnswerReader:
+    return reader(tool_format="hermes", tools=(Tool("f"),), **changes)
+
+
+def text(words: str, index: int = 0, **fields: Any) -> TextDelta:
+    return TextDelta(words, 1, index=index, **fields)
+
+
+def end(reason: Any = "stop", index: int = 0, stop: str | None = None) -> Finished:
+    return Finished(reason, USAGE, stop, None, index)
+
+
+def calls(events: list[AnswerEvent]) -> list[tuple[str, str]]:
+    """Name and arguments of each."""
+    found: list[tuple[str, str]] = []
+    for event in events:
+        if isinstance(event, CallBegun):
+            found.append((event.name, ""))
+        elif isinstance(event, CallArguments):
+            found[-1] = (found[-1][0], found[-1][1] + event.text)
+    return found
+
+
+def content(events: list[AnswerEvent]) -> str:
+    return "".join(event.text for event in events if isinstance(event, ContentDelta))
+
+
+def ending(events: list[AnswerEvent]) -> ChoiceEnded:
+    assert isinstance(events[-1], ChoiceEnded)
+    return events[-1]
+
+
+def test_without_tools_an_answer_that_looks_like_a_call_is_text() -> None:
+    read = reader().read([text(CALL), end()])
+    assert content(read) == CALL
+    assert ending(read).reason == "stop"
+
+
+def test_calls_are_told_from_text_and_numbered_and_each_has_an_id_of_its_own() -> None:
+    read = with_tools().read([text(f"Let me see. {CALL}\n{CALL}"), end()])
+    assert content(read).strip() == "Let me see."
+    assert calls(read) == [("f", '{"a": 1}')] * 2
+    begun = [event for event in read if isinstance(event, CallBegun)]
+    assert [event.call for event in begun] == [0, 1]
+    assert len({event.id for event in begun}) == 2
+    assert all(event.id.startswith("call_") for event in begun)
+    assert [e.call for e in read if isinstance(e, CallEnded)] == [0, 1]
+    assert ending(read).reason == "tool_calls"
+
+
+@pytest.mark.parametrize("reason", ["length", "cancelled"])
+def test_a_call_that_is_cut_is_closed_and_the_answer_says_that_it_was_cut(reason: str) -> None:
+    read = with_tools().read([text(CALL[:40]), end(reason)])
+    assert calls(read)[0][0] == "f"
+    assert isinstance(read[-2], CallEnded)
+    assert ending(read).reason == reason
+
+
+def test_a_stop_string_of_the_request_is_the_reason_also_behind_a_call() -> None:
+    assert ending(with_tools().read([text(CALL), end(stop="x")])).reason == "stop"
+
+
+def test_when_only_one_call_is_wanted_nothing_behind_it_is_heard() -> None:
+    one = with_tools(parallel_calls=False)
+    read = one.read([text(f"{CALL}\n{CALL} and more")]) + one.read([text("!"), end()])
+    assert calls(read) == [("f", '{"a": 1}')]
+    assert content(read) == ""
+    assert ending(read).reason == "tool_calls"
+
+
+def test_channels_that_a_models_format_keeps_apart_are_calls_too() -> None:
+    answer = with_tools()
+    read = answer.read(
+        [
+            text("hm", channel="reasoning"),
+            text('{"a"', channel="tool:f"),
+            text(": 1}", channel="tool:f"),
+            text("{}", channel="tool:g"),
+            text("done"),
+            end(),
+        ]
+    )
+    assert isinstance(read[0], ReasoningDelta)
+    assert calls(read) == [("f", '{"a": 1}'), ("g", "{}")]
+    assert content(read) == "done"
+    assert sum(isinstance(event, CallEnded) for event in read) == 2
+
+
+def test_log_probabilities_stay_with_the_content() -> None:
+    entry = TokenLogprob(TokenAlternative(1, b"a", -0.1))
+    read = reader().read([text("a", logprobs=(entry,)), text("b", logprobs=(entry,)), end()])
+    assert read[0] == ContentDelta(0, "ab", (entry, entry))
+
+
+def test_each_of_several_answers_has_calls_and_an_end_of_its_own() -> None:
+    answer = with_tools(n=2)
+    first = answer.read([text(CALL, 0), text("no", 1), end(index=1)])
+    assert not answer.done
+    assert next(e for e in first if isinstance(e, ChoiceEnded)).reason == "stop"
+    last = answer.read([end(index=0)])
+    assert answer.done
+    assert ending(last).reason == "tool_calls"
+
+
+def test_a_failure_ends_it_after_what_came_before() -> None:
+    answer = reader()
+    with pytest.raises(AnswerFailed, match="gone") as failed:
+        answer.read([text("so far"), Failed("gone"), Retired()])
+    assert content(failed.value.read) == "so far"
+    assert answer.done
+
+
+pieces = st.lists(st.integers(0, 80), max_size=12)
+
+
+@given(pieces, st.sampled_from([CALL, f"a {CALL} b {CALL}", "plain", CALL[:-3], CALL[:30]]))
+def test_the_whole_is_what_the_stream_says_however_it_is_cut(cuts: list[int], said: str) -> None:
+    at = sorted({0, len(said), *(cut for cut in cuts if cut < len(said))})
+    events: list[Event] = [text(said[a:b]) for a, b in pairwise(at)]
+    streamed = with_tools()
+    read = [event for one in [*events, end()] for event in streamed.read([one])]
+    whole = WholeAnswer(1)
+    whole.add(with_tools().read([*events, end()]))
+    (choice,) = whole.choices
+    assert choice.content == content(read)
+    assert [(call.name, call.arguments) for call in choice.calls] == calls(read)
+    assert choice.ending.reason == ending(read).reason
+    kinds = [type(event) for event in choice.events]
+    assert all(a != b or a is not ContentDelta for a, b in pairwise(kinds))

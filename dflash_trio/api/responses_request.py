@@ -6,146 +6,155 @@ answer to the same body will report.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, Protocol, cast
 
 import attrs
 from attrs import field, frozen
 
-from ..generation.request import Message
-from .conversation import Conversation, merge_turns, part_text, text_turn
+from ..generation.errors import InvalidRequest
+from ..generation.request import ThinkingRequest
+from .chat_tools import CHOICE_MODES, ChatTool, ChatToolChoice, FunctionTool, read_tools
+from .conversation import Conversation, merge_turns, text_turn
+from .field_schemas import OBJECT, STRING, any_of, array_of, describe, one_of
 from .json_body import json_type_name, printable
-from .validation import FieldProblem, converter, refuse_unavailable, structure
-
-ROLES = ("user", "assistant", "system", "developer")
-
-_ITEMS_NOT_AVAILABLE = {
-    "function_call": "tool calls are not available yet",
-    "function_call_output": "tool results are not available yet",
-    "custom_tool_call": "tool calls are not available yet",
-    "custom_tool_call_output": "tool results are not available yet",
-    "reasoning": "reasoning items are not available yet",
-    "item_reference": "answers are not kept, so items cannot be referred to",
-}
-_ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
-    "tool_choice": (None, "auto", "none"),
-    "previous_response_id": (None,),
-    "conversation": (None,),
-    "prompt": (None,),
-}
-
-# ----------------------------------------------------------------------------- input items
+from .responses_items import (
+    ConversationItem,
+    InputItem,
+    ItemReference,
+    read_item,
+    turns_of,
+)
+from .thinking_fields import EffortWord, thinking_request
+from .validation import FieldProblem, converter, structure
 
 
-@frozen
-class Content:
-    """The texts of a message: of a string, or of its parts."""
+class EarlierAnswers(Protocol):
+    """Where a body's ids lead. What is not there was made elsewhere, or is gone."""
 
-    texts: tuple[str, ...]
+    def conversation(self, response_id: str) -> tuple[ConversationItem, ...]:
+        """All items up to and with the answer of this id. Raises InvalidRequest."""
+        ...
 
-
-def _structure_content(value: Any, _: Any) -> Content:
-    if isinstance(value, str):
-        return Content((value,))
-    if not isinstance(value, list):
-        raise FieldProblem(f"must be a string or an array of parts, not {json_type_name(value)}")
-    return Content(tuple(part_text(part, f"[{index}]") for index, part in enumerate(value)))
+    def item(self, item_id: str) -> ConversationItem | None: ...
 
 
-converter.register_structure_hook(Content, _structure_content)
-
-
-@frozen
-class MessageItem:
-    """An item of type ``message``, which may leave its type out."""
-
-    role: str = field()
-    content: Content
-
-    @role.validator
-    def _known_role(self, _: Any, value: str) -> None:
-        if value not in ROLES:
-            raise FieldProblem(f"must be one of {', '.join(ROLES)}, not {printable(value)}", "role")
-
-    def as_template_message(self) -> Message:
-        return text_turn(self.role, self.content.texts)
-
-
-@frozen
-class Item:
-    """One of whatever the input may consist of."""
-
-    value: MessageItem
-
-
-def _read_message(item: dict[str, Any]) -> MessageItem:
-    return converter.structure(item, MessageItem)
-
-
-_READERS: dict[str, Callable[[dict[str, Any]], MessageItem]] = {"message": _read_message}
-
-
-def _structure_item(value: Any, _: Any) -> Item:
-    if not isinstance(value, dict):
-        raise FieldProblem(f"must be an object, not {json_type_name(value)}")
-    kind = value.get("type", "message")
-    if not isinstance(kind, str):
-        raise FieldProblem(f"must be a string, not {json_type_name(kind)}", "type")
-    if kind in _ITEMS_NOT_AVAILABLE:
-        raise FieldProblem(f"is a {kind}: {_ITEMS_NOT_AVAILABLE[kind]}")
-    reader = _READERS.get(kind)
-    if reader is None:
-        raise FieldProblem(f"is of type {printable(kind)}, which is not understood here")
-    return Item(reader(value))
-
-
-converter.register_structure_hook(Item, _structure_item)
+# ------------------------------------------------------------------------------- the fields
 
 
 @frozen
 class Input:
     """``input``: items, or a string, which stands for one user message."""
 
-    items: tuple[Item, ...]
+    items: tuple[InputItem, ...]
 
 
 def _structure_input(value: Any, _: Any) -> Input:
     if isinstance(value, str):
-        return Input((Item(MessageItem("user", Content((value,)))),))
+        return Input((InputItem(read_item({"type": "message", "role": "user", "content": value})),))
     if not isinstance(value, list):
         raise FieldProblem(f"must be a string or an array of items, not {json_type_name(value)}")
     if not value:
         raise FieldProblem("must not be empty")
-    return Input(converter.structure(value, tuple[Item, ...]))
+    return Input(converter.structure(value, tuple[InputItem, ...]))
 
 
 converter.register_structure_hook(Input, _structure_input)
-
-# ------------------------------------------------------------------------------- the body
+describe(Input, any_of(STRING, array_of(OBJECT, minItems=1)))
 
 
 @frozen
-class Tool:
-    """A tool on offer. Those that a provider would run by itself are not run here, nor shown."""
+class OfferedTool:
+    """One of ``tools``. Those that are no functions are a provider's: not run here, nor shown."""
 
-    type: str = field()
+    tool: ChatTool
 
-    @type.validator
-    def _no_functions_yet(self, _: Any, value: str) -> None:
-        if value == "function":
-            raise FieldProblem("function tools are not available yet; leave them out", "type")
+
+def _structure_tool(value: Any, _: Any) -> OfferedTool:
+    if not isinstance(value, dict):
+        raise FieldProblem(f"must be an object, not {json_type_name(value)}")
+    kind = value.get("type")
+    if not isinstance(kind, str):
+        raise FieldProblem(f"must be a string, not {json_type_name(kind)}", "type")
+    if kind != "function":
+        return OfferedTool(ChatTool(None, kind))
+    return OfferedTool(ChatTool(converter.structure(value, FunctionTool)))
+
+
+converter.register_structure_hook(OfferedTool, _structure_tool)
+describe(OfferedTool, OBJECT)
+
+
+@frozen
+class ChosenTool:
+    """``tool_choice``."""
+
+    choice: ChatToolChoice
+
+
+def _structure_choice(value: Any, _: Any) -> ChosenTool:
+    if isinstance(value, str):
+        return ChosenTool(ChatToolChoice(_mode(value, CHOICE_MODES, "")))
+    if not isinstance(value, dict):
+        raise FieldProblem(f"must be a string or an object, not {json_type_name(value)}")
+    match value.get("type"):
+        case "function":
+            return ChosenTool(ChatToolChoice("named", _name(value, "name")))
+        case "allowed_tools":
+            return ChosenTool(_allowed(value))
+        case str(other):
+            raise FieldProblem(
+                f"demands a {printable(other)}, which this server does not run", "type"
+            )
+        case other:
+            raise FieldProblem(f"must be a string, not {json_type_name(other)}", "type")
+
+
+def _allowed(value: dict[str, Any]) -> ChatToolChoice:
+    mode = _mode(value.get("mode", "auto"), ("auto", "required"), "mode")
+    tools = value.get("tools")
+    if not isinstance(tools, list):
+        raise FieldProblem(f"must be an array, not {json_type_name(tools)}", "tools")
+    names = []
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if not isinstance(tool, dict):
+            raise FieldProblem(f"must be an object, not {json_type_name(tool)}", where)
+        # As among the tools themselves, those of a provider do not count.
+        if tool.get("type", "function") == "function":
+            names.append(_name(tool, f"{where}.name"))
+    return ChatToolChoice(mode, allowed=tuple(names))
+
+
+_Mode = Literal["none", "auto", "required"]
+
+
+def _mode(value: Any, modes: tuple[str, ...], where: str) -> _Mode:
+    if value not in modes:
+        shown = printable(value) if isinstance(value, str) else json_type_name(value)
+        raise FieldProblem(f"must be one of {', '.join(modes)}, not {shown}", where)
+    return cast(_Mode, value)
+
+
+def _name(tool: dict[str, Any], where: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str):
+        raise FieldProblem(f"must be the name of a function, not {json_type_name(name)}", where)
+    return name
+
+
+converter.register_structure_hook(ChosenTool, _structure_choice)
+describe(ChosenTool, any_of(one_of(*CHOICE_MODES), OBJECT))
 
 
 @frozen
 class Reasoning:
-    """``reasoning``: how much to think. What is to be shown of it asks for nothing."""
+    """``reasoning``: how much to think. There are no summaries, whichever are asked for."""
 
-    effort: Any = field(default=None)
+    effort: EffortWord | None = None
+    summary: str | None = None
 
-    @effort.validator
-    def _not_yet(self, _: Any, value: Any) -> None:
-        if value is not None:
-            raise FieldProblem("is not available yet; leave it out", "effort")
+    def as_thinking(self) -> ThinkingRequest:
+        return thinking_request(effort=self.effort)
 
 
 @frozen
@@ -155,24 +164,150 @@ class ResponsesConversation:
     input: Input
     instructions: str | None = None
     model: str | None = None
-    tools: tuple[Tool, ...] | None = None
+    tools: tuple[OfferedTool, ...] | None = None
+    tool_choice: ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
+    previous_response_id: str | None = None
+    conversation: Any = field(default=None)
+    prompt: Any = field(default=None)
 
-    def as_conversation(self) -> Conversation:
-        turns = [item.value.as_template_message() for item in self.input.items]
-        if self.instructions:
-            turns.insert(0, text_turn("system", [self.instructions]))
+    @conversation.validator
+    def _no_conversations(self, _: Any, value: Any) -> None:
+        if value is not None:
+            raise FieldProblem(
+                "this server keeps no conversations; send the items, or previous_response_id",
+                "conversation",
+            )
+
+    @prompt.validator
+    def _no_prompts(self, _: Any, value: Any) -> None:
+        if value is not None:
+            raise FieldProblem(
+                "this server keeps no prompt templates; send instructions and input", "prompt"
+            )
+
+
+@frozen
+class ReadConversation:
+    """A body's conversation, and the items that it consists of, earlier ones included."""
+
+    conversation: Conversation
+    items: tuple[ConversationItem, ...]
+    earlier_bytes: int
+    """About the size of the texts that came from kept answers and not with the body."""
+
+
+def read_conversation_items(
+    data: dict[str, Any], earlier: EarlierAnswers | None = None
+) -> ReadConversation:
+    """Read the conversation in a parsed body. Raises InvalidRequest naming field and index.
+
+    ``earlier``: ``None`` where no kept answers can be looked up.
+    """
+    body = structure(ResponsesConversation, data)
+    items: tuple[ConversationItem, ...] = ()
+    if body.previous_response_id is not None:
+        if earlier is None:
+            raise InvalidRequest(
+                "previous_response_id: earlier answers cannot be carried on here; send their "
+                "items.",
+                param="previous_response_id",
+            )
+        items = earlier.conversation(body.previous_response_id)
+    kept = len(items)
+    items += _resolved(body.input.items, earlier)
+    _check_outputs(items, kept)
+    turns = turns_of(items)
+    if not turns:
+        raise InvalidRequest("input: has nothing that a model could read.", param="input")
+    if body.instructions:
+        turns.insert(0, text_turn("system", [body.instructions]))
+    chosen = body.tool_choice.choice if body.tool_choice is not None else None
+    offered = [entry.tool for entry in body.tools or ()]
+    _check_allowed(chosen, offered)
+    tools, choice = read_tools(offered, chosen, parallel=body.parallel_tool_calls is not False)
+    conversation = Conversation(
         # A final assistant message is answered, not continued: an item is a whole message.
-        return Conversation(merge_turns(turns), model=self.model)
+        merge_turns(turns),
+        model=body.model,
+        tools=tools,
+        tool_choice=choice,
+        thinking=(body.reasoning or Reasoning()).as_thinking(),
+    )
+    brought = [
+        entry
+        for index, entry in enumerate(items)
+        if index < kept or isinstance(body.input.items[index - kept].value, ItemReference)
+    ]
+    return ReadConversation(conversation, items, sum(map(_text_size, brought)))
 
 
-def read_responses_conversation(data: dict[str, Any]) -> Conversation:
-    """The conversation in a parsed body. Raises InvalidRequest naming the field and its index."""
-    refuse_unavailable(data, _ASKS_FOR_NOTHING)
-    return structure(ResponsesConversation, data).as_conversation()
+def _resolved(
+    given: tuple[InputItem, ...], earlier: EarlierAnswers | None
+) -> tuple[ConversationItem, ...]:
+    """The items themselves, where some are references."""
+    items: list[ConversationItem] = []
+    referred: set[str] = set()
+    for index, entry in enumerate(given):
+        item = entry.value
+        if isinstance(item, ConversationItem):
+            items.append(item)
+            continue
+        path = f"input[{index}].id"
+        if item.id in referred:
+            # A body of many small references could otherwise become any amount of text.
+            raise InvalidRequest(
+                f"{path}: the item {printable(item.id)} is referred to twice.", param=path
+            )
+        referred.add(item.id)
+        found = earlier.item(item.id) if earlier is not None else None
+        if found is None:
+            raise InvalidRequest(
+                f"{path}: no item {printable(item.id)} is kept here: answers are kept in bounded "
+                "memory of this process. Send the item itself.",
+                param=path,
+            )
+        items.append(found)
+    return tuple(items)
+
+
+def _text_size(item: ConversationItem) -> int:
+    turn = item.turn or {}
+    calls = turn.get("tool_calls", ())
+    texts = [turn.get("content"), turn.get("reasoning_content")]
+    texts += [call["function"]["arguments"] for call in calls]
+    return sum(len(text) for text in texts if text)
+
+
+def _check_allowed(choice: ChatToolChoice | None, tools: list[ChatTool]) -> None:
+    """Raise InvalidRequest for an allowed function that is not on offer."""
+    if choice is None or choice.allowed is None:
+        return
+    known = {tool.function.name for tool in tools if tool.function is not None}
+    for name in choice.allowed:
+        if name not in known:
+            raise InvalidRequest(
+                f"tool_choice.tools: there is no tool called {printable(name)}.",
+                param="tool_choice.tools",
+            )
+
+
+def _check_outputs(items: tuple[ConversationItem, ...], kept: int) -> None:
+    """Raise InvalidRequest for a tool's output without its call; the first ``kept`` are known."""
+    called: set[str] = set()
+    for index, item in enumerate(items):
+        turn = item.turn or {}
+        called.update(call["id"] for call in turn.get("tool_calls", ()))
+        call_id = turn.get("tool_call_id")
+        if call_id is not None and call_id not in called:
+            path = f"input[{index - kept}].call_id"
+            raise InvalidRequest(
+                f"{path}: there is no call {printable(call_id)} before this output of one.",
+                param=path,
+            )
 
 
 def known_fields() -> frozenset[str]:
     """Every field that is read here. The others are ignored."""
-    fields = frozenset(a.name for a in attrs.fields(ResponsesConversation))
-    return fields | _ASKS_FOR_NOTHING.keys()
+    return frozenset(a.name for a in attrs.fields(ResponsesConversation))

@@ -15,7 +15,9 @@ from .chat_request import parse_chat_call
 from .conversation import Conversation
 from .json_body import json_type_name, parse_json_object
 from .messages_request import read_messages_conversation
-from .responses_request import read_responses_conversation
+from .response_store import OwnedResponses
+from .responses_call import KeptAnswers
+from .responses_request import read_conversation_items
 from .validation import FieldProblem, converter, structure
 
 
@@ -31,8 +33,11 @@ def parse_messages_count(raw: bytes) -> PromptCall:
     return _counting(read_messages_conversation(parse_json_object(raw)), len(raw))
 
 
-def parse_responses_count(raw: bytes) -> PromptCall:
-    return _counting(read_responses_conversation(parse_json_object(raw)), len(raw))
+def parse_responses_count(raw: bytes, responses: OwnedResponses | None = None) -> PromptCall:
+    """``responses``: the kept answers that the body may refer to."""
+    earlier = KeptAnswers(responses) if responses is not None else None
+    read = read_conversation_items(parse_json_object(raw), earlier)
+    return _counting(read.conversation, len(raw))
 
 
 def parse_apply_template(raw: bytes) -> PromptCall:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import trio
@@ -28,6 +29,7 @@ from ..routing.router import Router, usable_cores
 from ..routing.served_model import ServedModel
 from .json_body import printable
 from .off_loop import parse_body
+from .response_store import OwnedResponses
 from .token_requests import (
     DetokenizeCall,
     PromptCall,
@@ -58,11 +60,14 @@ class TokenRoutes:
         router: Router,
         read: Callable[[], Awaitable[bytes]],
         *,
+        kept: Callable[[], OwnedResponses | None] = lambda: None,
         limit: int | None = None,
     ) -> None:
-        """``limit``: how many bodies are worked on at a time; default 2 x usable cores."""
+        """``kept``: the answers that the current request's body may refer to. ``limit``: how many
+        bodies are worked on at a time; default 2 x usable cores."""
         self._router = router
         self._read = read
+        self._kept = kept
         self._limiter = trio.CapacityLimiter(limit or 2 * usable_cores())
 
     def table(self) -> dict[str, Callable[[], Awaitable[Response]]]:
@@ -79,7 +84,8 @@ class TokenRoutes:
         return await self._answer(parse_messages_count, count_messages)
 
     async def _count_responses(self) -> Response:
-        return await self._answer(parse_responses_count, count_responses)
+        parse = partial(parse_responses_count, responses=self._kept())
+        return await self._answer(parse, count_responses)
 
     async def _tokenize(self) -> Response:
         return await self._answer(parse_tokenize, tokenize)

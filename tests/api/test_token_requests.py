@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trio.api.messages_request import read_messages_conversation
-from dflash_trio.api.responses_request import read_responses_conversation
+from dflash_trio.api.responses_request import read_conversation_items
 from dflash_trio.api.token_requests import (
     parse_apply_template,
     parse_detokenize,
@@ -22,9 +22,6 @@ from dflash_trio.generation.errors import InvalidRequest
 from dflash_trio.text.messages import normalise
 
 HI = [{"role": "user", "content": "hi"}]
-A_CALL = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
-A_RESULT = {"type": "tool_result", "tool_use_id": "t", "content": "42"}
-A_TOOL = {"name": "f", "input_schema": {"type": "object"}}
 
 
 def turns(messages: Any, **fields: Any) -> list[tuple[str, str]]:
@@ -35,7 +32,7 @@ def turns(messages: Any, **fields: Any) -> list[tuple[str, str]]:
 
 def response_turns(given_input: Any, **fields: Any) -> list[tuple[str, str]]:
     """The turns that a template sees of a Responses body."""
-    conversation = read_responses_conversation({"input": given_input, **fields})
+    conversation = read_conversation_items({"input": given_input, **fields}).conversation
     return [(str(m["role"]), str(m["content"])) for m in normalise(conversation.messages)]
 
 
@@ -148,27 +145,9 @@ def test_what_is_not_known_or_asks_for_nothing_is_ignored() -> None:
             "messages[0].content[0]",
             '"image"; only text',
         ),
-        (
-            {"messages": [*HI, {"role": "assistant", "content": [A_CALL]}]},
-            "messages[1].content[0]",
-            "tool_use block: tool calls are not available yet",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [A_RESULT]}]},
-            "messages[0].content[0]",
-            "tool_result block: tool results are not available yet",
-        ),
-        (
-            {"messages": [*HI, {"role": "assistant", "content": [{"type": "thinking"}]}]},
-            "messages[1].content[0]",
-            "thinking blocks are not available yet",
-        ),
         ({"messages": HI, "system": 5}, "system", "a number"),
         ({"messages": HI, "system": [{"type": "image"}]}, "system[0]", "only text"),
-        ({"messages": HI, "tools": [A_TOOL]}, "tools", "not available yet"),
         ({"messages": HI, "tools": {}}, "tools", "an array, not an object"),
-        ({"messages": HI, "tool_choice": {"type": "any"}}, "tool_choice.type", "not available"),
-        ({"messages": HI, "thinking": {"type": "enabled"}}, "thinking.type", "not available"),
         ({"messages": HI, "thinking": {"type": "maybe"}}, "thinking.type", "maybe"),
         ({"messages": HI, "model": 5}, "model", "a string, not a number"),
     ],
@@ -213,7 +192,7 @@ def test_instructions_come_first_then_developer_and_system_items_in_their_order(
 
 def test_a_final_assistant_item_is_answered_and_not_continued() -> None:
     items = [*HI, {"role": "assistant", "content": "yes"}]
-    assert read_responses_conversation({"input": items}).continue_final is False
+    assert read_conversation_items({"input": items}).conversation.continue_final is False
 
 
 def test_tools_that_a_provider_would_run_and_fields_of_no_weight_do_not_matter() -> None:
@@ -244,13 +223,6 @@ def test_tools_that_a_provider_would_run_and_fields_of_no_weight_do_not_matter()
         ({"input": [{"role": "user"}]}, "input[0].content", "is required"),
         ({"input": [{"type": 5}]}, "input[0].type", "a number"),
         ({"input": [{"type": "banana"}]}, "input[0]", "banana"),
-        ({"input": [{"type": "function_call"}]}, "input[0]", "tool calls are not available yet"),
-        (
-            {"input": [*HI, {"type": "function_call_output"}]},
-            "input[1]",
-            "tool results are not available yet",
-        ),
-        ({"input": [{"type": "reasoning"}]}, "input[0]", "reasoning items are not available"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "input[0].content[0]",
@@ -262,10 +234,6 @@ def test_tools_that_a_provider_would_run_and_fields_of_no_weight_do_not_matter()
             "not null",
         ),
         ({"input": "x", "instructions": 5}, "instructions", "a number"),
-        ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].type", "not available yet"),
-        ({"input": "x", "tool_choice": "required"}, "tool_choice", "not available yet"),
-        ({"input": "x", "previous_response_id": "r"}, "previous_response_id", "not available"),
-        ({"input": "x", "reasoning": {"effort": "low"}}, "reasoning.effort", "not available yet"),
     ],
 )
 def test_a_wrong_responses_body_is_refused_by_field_and_index(
@@ -290,7 +258,11 @@ def test_a_wrong_responses_body_is_refused_by_field_and_index(
         (parse_detokenize, {"tokens": [1.0]}, "tokens[0]"),
         (parse_apply_template, {}, "messages"),
         (parse_apply_template, {"messages": []}, "messages"),
-        (parse_apply_template, {"messages": HI, "tools": [{"type": "function"}]}, "tools"),
+        (
+            parse_apply_template,
+            {"messages": HI, "tools": [{"type": "function"}]},
+            "tools[0].function",
+        ),
     ],
 )
 def test_a_wrong_body_of_the_others_is_refused_by_field(parse: Any, body: Any, param: str) -> None:

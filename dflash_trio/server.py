@@ -24,7 +24,9 @@ from typing import NoReturn
 import trio
 
 from .api.access import AccessPolicy, is_loopback
-from .api.app import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL, DflashApp
+from .api.app import DflashApp
+from .api.cors import CorsPolicy
+from .api.generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL
 from .config import ListenerConfig, ModelConfig, ServerConfig
 from .console import complain, say
 from .engine.admission import KVLedger
@@ -282,6 +284,7 @@ class Server:
                 api_keys=listener.api_keys,
                 # A web page can reach a loopback port, but no socket file.
                 local_only=not listener.api_keys and is_loopback(listener.host),
+                cors=CorsPolicy(listener.cors_origins),
             ),
             max_body_bytes=listener.max_body_bytes,
             stall_timeout=listener.client_stall_timeout,

@@ -6,9 +6,10 @@ import hmac
 import ipaddress
 from urllib.parse import urlsplit
 
-from attrs import frozen
+from attrs import field, frozen
 from werkzeug.datastructures import Headers
 
+from .cors import CorsPolicy, is_preflight
 from .error_responses import ErrorAnswer, http_answer
 
 OPEN_PATHS = frozenset({"/health", "/v1/health"})
@@ -25,11 +26,14 @@ class AccessPolicy:
 
     api_keys: tuple[bytes, ...]
     local_only: bool
+    cors: CorsPolicy = field(factory=CorsPolicy)
 
-    def refusal(self, path: str, headers: Headers) -> ErrorAnswer | None:
+    def refusal(self, method: str, path: str, headers: Headers) -> ErrorAnswer | None:
         """Why a request is not let in; ``None`` when it is."""
         if self.api_keys:
-            if is_open_path(path) or self._has_key(headers):
+            # A browser sends no key with a preflight, and learns nothing by it but the rules.
+            preflight = is_preflight(method, headers)
+            if preflight or is_open_path(path) or self._has_key(headers):
                 return None
             return http_answer(
                 401,
@@ -45,7 +49,7 @@ class AccessPolicy:
                 return http_answer(
                     403, "This server answers to local host names only; set an API key to open it."
                 )
-            if origin is not None and not _is_local_origin(origin):
+            if origin is not None and not (_is_local_origin(origin) or self.cors.names(origin)):
                 return http_answer(403, "Requests of web pages from elsewhere are not answered.")
         return None
 

@@ -1,30 +1,25 @@
-"""The web application: routes, and the order of things within one generating request."""
+"""The web application: its routes, and what goes around each request."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
 
-import trio
-from quart import Request, Response, g, request
+from quart import Request, Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from .. import __version__
-from ..engine.client import Generation
 from ..generation.errors import GenerationError
-from ..generation.events import Event, Failed, Finished, TextDelta
 from ..generation.status import ServerStatus
-from ..net.error_response import client_request_id, new_request_id
 from ..routing.router import Router
-from . import introspection, sse
+from . import introspection
 from .access import AccessPolicy, is_open_path
-from .chat_completions import ChatEncoder, error_before_headers
 from .chat_request import parse_chat_call
+from .completions_request import parse_completion_call
 from .connection import RequestConnection, request_scope
+from .cors import is_preflight
 from .error_responses import (
     INTERNAL_ERROR,
     ErrorAnswer,
@@ -32,17 +27,15 @@ from .error_responses import (
     http_answer,
     speaks_anthropic,
 )
-from .off_loop import parse_body
+from .generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL, GenerationRoutes
+from .messages_call import parse_messages_call
+from .openapi import openapi_document
 from .request_body import read_body
+from .request_id import current_request_id
+from .responses_routes import ResponsesRoutes
 from .token_routes import TokenRoutes
 
 log = logging.getLogger("dflash_trio.api")
-
-FIRST_BYTE_PATIENCE = 10.0
-"""Seconds after the reservation before a stream's headers go out without a token."""
-KEEP_ALIVE_INTERVAL = 15.0
-"""Seconds without a token before a stream gets a sign of life."""
-FINGERPRINT = f"dflash-trio-{__version__}"
 
 
 class DflashApp(QuartTrio):
@@ -70,8 +63,11 @@ class DflashApp(QuartTrio):
         self._access = access
         self._max_body_bytes = max_body_bytes
         self._stall_timeout = stall_timeout
-        self._first_byte_patience = first_byte_patience
-        self._keep_alive_interval = keep_alive_interval
+        self._generation = GenerationRoutes(
+            self._read_body,
+            first_byte_patience=first_byte_patience,
+            keep_alive_interval=keep_alive_interval,
+        )
         # Quart's own limits would cut streams after 60 s and uploads without a word; both are
         # bounded elsewhere: by the stall guard of the connection and by read_body.
         self.config["RESPONSE_TIMEOUT"] = None
@@ -86,13 +82,20 @@ class DflashApp(QuartTrio):
                     prefix + path, f"{prefix}{path}", view, methods=methods, strict_slashes=False
                 )
 
-        route("/chat/completions", self._chat_completions, ["POST"])
+        route("/chat/completions", self._generation.view(parse_chat_call), ["POST"])
+        route("/completions", self._generation.view(parse_completion_call), ["POST"])
+        route("/messages", self._generation.view(parse_messages_call), ["POST"])
         route("/models", self._models, ["GET"])
         route("/models/<path:name>", self._model, ["GET"])
         route("/health", self._health, ["GET"])
         route("/props", self._props, ["GET"])
-        for path, view in TokenRoutes(self.router, self._read_body).table().items():
+        route("/openapi.json", self._openapi, ["GET"])
+        responses = ResponsesRoutes(self._generation, self._read_body, self._access.api_keys)
+        tokens = TokenRoutes(self.router, self._read_body, kept=responses.visible)
+        for path, view in tokens.table().items():
             route(path, view, ["POST"])
+        for path, kept_view, methods in responses.table():
+            route(path, kept_view, methods)
         self.add_url_rule("/status/json", "status", self._status, methods=["GET"])
         self.before_request(self._admit)
         self.after_request(self._identify)
@@ -103,20 +106,25 @@ class DflashApp(QuartTrio):
     # ------------------------------------------------------------------- around each request
 
     async def _admit(self) -> Response | None:
-        refusal = self._access.refusal(request.path, request.headers)
+        refusal = self._access.refusal(request.method, request.path, request.headers)
         if refusal is not None:
             return _respond(refusal)
+        if is_preflight(request.method, request.headers):
+            # Whatever the path: that it leads nowhere, the page is told when it goes there.
+            return Response(b"", 204)
         if request.url_rule is not None and not is_open_path(request.path):
             self.router.check_open()
         return None
 
     async def _identify(self, response: Response) -> Response:
-        response.headers["x-request-id"] = _request_id()
+        response.headers["x-request-id"] = current_request_id()
         if request.method == "OPTIONS":
             # The framework's own answer: a list of methods in a header, and an empty page.
             response.headers.remove("content-type")
+        for name, value in self._access.cors.headers(request.method, request.headers).items():
+            response.headers[name] = value
         if speaks_anthropic(request.path):
-            response.headers["request-id"] = _request_id()
+            response.headers["request-id"] = current_request_id()
         if self.router.draining:
             response.headers["connection"] = "close"
         return response
@@ -163,6 +171,9 @@ class DflashApp(QuartTrio):
         properties = [model.properties() for model in self.router.models]
         return _json_response(introspection.props_body(self.server_status(), properties))
 
+    async def _openapi(self) -> Response:
+        return _json_response(openapi_document(keyed=bool(self._access.api_keys)))
+
     async def _status(self) -> Response:
         return _json_response(introspection.status_body(self.server_status()))
 
@@ -183,119 +194,6 @@ class DflashApp(QuartTrio):
         self.router.check_body_size(len(raw))
         return raw
 
-    async def _chat_completions(self) -> Response:
-        scope = request_scope(request)
-        raw = await self._read_body()
-        call = await parse_body(parse_chat_call, raw)
-        del raw
-        reservation = await scope.reserve(call.request)
-        patience = trio.current_time() + self._first_byte_patience
-        generation = scope.submit()
-        encoder = ChatEncoder(reservation.model.name, FINGERPRINT, include_usage=call.include_usage)
-        headers = {"x-dflash-model": header_text(reservation.model.name)}
-        if call.stream:
-            return await self._stream(generation, encoder, headers, patience)
-        return await self._whole(generation, encoder, headers)
-
-    async def _whole(
-        self, generation: Generation, encoder: ChatEncoder, headers: dict[str, str]
-    ) -> Response:
-        texts: list[str] = []
-        generated = False
-        while True:
-            for event in await next_events(generation):
-                if isinstance(event, TextDelta):
-                    generated = True
-                    texts.append(event.text)
-                error = error_before_headers(event, anything_generated=generated)
-                if error is not None:
-                    raise error
-                if isinstance(event, Finished):
-                    _log_early_end(generation, event)
-                    body = encoder.whole("".join(texts), event)
-                    return Response(body, 200, headers, content_type="application/json")
-
-    async def _stream(
-        self,
-        generation: Generation,
-        encoder: ChatEncoder,
-        headers: dict[str, str],
-        patience: float,
-    ) -> Response:
-        # No header before the first token, so that what fails until then is a status code; but
-        # no client is left without a sign of life for longer than its patience either.
-        first: list[Event] = []
-        with trio.move_on_at(patience):
-            first = await next_events(generation)
-        generated = any(isinstance(event, TextDelta) for event in first)
-        for event in first:
-            error = error_before_headers(event, anything_generated=generated)
-            if error is not None:
-                raise error
-        body = self._stream_body(generation, encoder, first)
-        return Response(body, 200, {**sse.HEADERS, **headers})
-
-    async def _stream_body(
-        self, generation: Generation, encoder: ChatEncoder, first: list[Event]
-    ) -> AsyncIterator[bytes]:
-        # No nursery and no cancel scope may span a yield here: only the waits are timed.
-        chunk, done = encoder.encode(first)
-        _log_early_ends(generation, first)
-        yield encoder.opening() + chunk
-        while not done:
-            events: list[Event] = []
-            with trio.move_on_after(self._keep_alive_interval) as waited:
-                events = await next_events(generation)
-            if waited.cancelled_caught and not events:
-                yield sse.KEEP_ALIVE
-                continue
-            _log_early_ends(generation, events)
-            chunk, done = encoder.encode(events)
-            if chunk:
-                yield chunk
-
-
-async def next_events(generation: Generation) -> list[Event]:
-    """Wait for something to happen, then take everything that has."""
-    events = [await generation.events.receive()]
-    while True:
-        try:
-            events.append(generation.events.receive_nowait())
-        except (trio.WouldBlock, trio.EndOfChannel):
-            return events
-
-
-def _log_early_ends(generation: Generation, events: list[Event]) -> None:
-    for event in events:
-        if isinstance(event, Finished):
-            _log_early_end(generation, event)
-        elif isinstance(event, Failed):
-            log.error("generation %d failed: %s", generation.id, event.message)
-
-
-def _log_early_end(generation: Generation, finished: Finished) -> None:
-    if finished.detail is not None:
-        log.info(
-            "generation %d ended early after %d tokens: %s",
-            generation.id,
-            finished.usage.completion_tokens,
-            finished.detail,
-        )
-
-
-def _request_id() -> str:
-    """The current request's id: the client's own if it is printable and short, else a new one."""
-    if "request_id" not in g:
-        g.request_id = client_request_id(request.scope["headers"]) or new_request_id()
-    return str(g.request_id)
-
-
-def header_text(text: str) -> str:
-    """Any name as a header value: percent-encoded where a header cannot carry it."""
-    if text.isascii() and text.isprintable():
-        return text
-    return quote(text, safe=" /:+@")
-
 
 def _shown_path(request: Request) -> str:
     return request.path[:200].encode("utf-8", "replace").decode()
@@ -306,5 +204,5 @@ def _json_response(body: Any, status: int = 200) -> Response:
 
 
 def _respond(answer: ErrorAnswer) -> Response:
-    body = answer.json_for(request.path, _request_id())
+    body = answer.json_for(request.path, current_request_id())
     return Response(body, answer.status, answer.all_headers())

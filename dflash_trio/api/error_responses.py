@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ..generation.errors import (
     Draining,
@@ -45,6 +45,8 @@ class ErrorAnswer:
     kind: str
     """OpenAI's ``type``."""
     param: str | None = None
+    of_the_prompt: bool = False
+    """``param`` is the field that holds the prompt on the path that was called."""
     code: str | None = None
     retry_after: int | None = None
     """Seconds for the ``Retry-After`` header."""
@@ -75,7 +77,10 @@ class ErrorAnswer:
 
     def body_for(self, path: str, request_id: str) -> dict[str, Any]:
         """The body in the shape that clients of this path read."""
-        return self.anthropic_body(request_id) if speaks_anthropic(path) else self.openai_body()
+        if speaks_anthropic(path):
+            return self.anthropic_body(request_id)
+        answer = evolve(self, param=prompt_field(path)) if self.of_the_prompt else self
+        return answer.openai_body()
 
     def all_headers(self) -> dict[str, str]:
         headers = {"content-type": "application/json", **self.headers}
@@ -92,6 +97,14 @@ class ErrorAnswer:
 def speaks_anthropic(path: str) -> bool:
     """Whether a path belongs to Anthropic's Messages API; mistyped ends of it do too."""
     return path.startswith(_ANTHROPIC_PATHS)
+
+
+def prompt_field(path: str) -> str:
+    """The field of the body that holds the prompt."""
+    route = path.removeprefix("/v1").strip("/").partition("/")[0]
+    return {"responses": "input", "completions": "prompt", "tokenize": "content"}.get(
+        route, "messages"
+    )
 
 
 _UNAVAILABLE: dict[type[GenerationError], tuple[str, int]] = {
@@ -122,7 +135,7 @@ def answer_for(error: GenerationError) -> ErrorAnswer:
             400,
             message,
             "invalid_request_error",
-            param="messages",
+            of_the_prompt=True,
             code="context_length_exceeded",
         )
     if isinstance(error, InvalidRequest):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import trio
-from attrs import frozen
+from attrs import define, frozen
 from quart import Response, request
 
 from .. import __version__
@@ -24,6 +25,7 @@ from ..generation.request import GenerationRequest, PreparedPrompt
 from . import sse
 from .answer import AnswerEvent, AnswerFailed, AnswerReader, ChoiceEnded, WholeAnswer
 from .connection import request_scope
+from .json_text import dump_in_parts
 from .off_loop import parse_body
 from .request_id import current_request_id
 
@@ -37,6 +39,8 @@ FINGERPRINT = f"dflash-trio-{__version__}"
 LARGE_ANSWER = 2048
 """Tokens of an answer, alternatives of log probabilities included, from which it is rendered on a
 thread. Below, rendering takes about a millisecond."""
+BODY_BYTES_PER_TOKEN = 8
+"""Of a request, that count as one such token: dialects give parts of it back, or keep it."""
 
 
 @frozen
@@ -134,9 +138,10 @@ class GenerationRoutes:
         )
         reader = AnswerReader(reservation.prepared, encoder.call_prefix)
         headers = {"x-dflash-model": header_text(name)}
+        load = Load(reservation.prepared, call.request.body_bytes)
         if call.stream:
-            return await self._stream(generation, reader, encoder, headers, patience)
-        return await self._whole(generation, reader, encoder, headers)
+            return await self._stream(generation, reader, encoder, headers, patience, load)
+        return await self._whole(generation, reader, encoder, headers, load)
 
     async def _whole(
         self,
@@ -144,6 +149,7 @@ class GenerationRoutes:
         reader: AnswerReader,
         encoder: AnswerEncoder,
         headers: dict[str, str],
+        load: Load,
     ) -> Response:
         answer = WholeAnswer(generation.prepared.n)
         generated = False
@@ -155,14 +161,10 @@ class GenerationRoutes:
             _log_early_ends(generation, read)
             answer.add(read)
 
-        def render() -> str:
-            return json.dumps(encoder.whole(answer), ensure_ascii=False)
-
-        alternatives = 1 + (generation.prepared.logprobs or 0)
-        if answer.usage.completion_tokens * alternatives < LARGE_ANSWER:
-            body = render()
+        if load.of_tokens(answer.usage.completion_tokens) < LARGE_ANSWER:
+            body = json.dumps(encoder.whole(answer), ensure_ascii=False)
         else:
-            body = await trio.to_thread.run_sync(render)
+            body = await trio.to_thread.run_sync(lambda: dump_in_parts(encoder.whole(answer)))
         return Response(body, 200, headers, content_type="application/json")
 
     async def _stream(
@@ -172,6 +174,7 @@ class GenerationRoutes:
         encoder: AnswerEncoder,
         headers: dict[str, str],
         patience: float,
+        load: Load,
     ) -> Response:
         # No header before the first token, so that what fails until then is a status code; but
         # no client is left without a sign of life for longer than its patience either.
@@ -180,7 +183,7 @@ class GenerationRoutes:
             first = await next_events(generation)
         generated = any(isinstance(event, TextDelta) for event in first)
         _check_before_headers(first, anything_generated=generated)
-        body = self._stream_body(generation, reader, encoder, first)
+        body = self._stream_body(generation, reader, encoder, first, load)
         return Response(body, 200, {**sse.HEADERS, **headers})
 
     async def _stream_body(
@@ -189,11 +192,13 @@ class GenerationRoutes:
         reader: AnswerReader,
         encoder: AnswerEncoder,
         events: list[Event],
+        load: Load,
     ) -> AsyncIterator[bytes]:
         # No nursery and no cancel scope may span a yield here: only the waits are timed.
-        chunk = encoder.opening()
+        chunk = await load.run(encoder.opening, load.of_body)
         while True:
-            chunk += _encode(generation, reader, encoder, events)
+            encode = partial(_encode, generation, reader, encoder, events)
+            chunk += await load.run(encode, load.of_events(events))
             if chunk:
                 yield chunk
             if reader.done:
@@ -202,7 +207,52 @@ class GenerationRoutes:
             with trio.move_on_after(self._keep_alive_interval) as waited:
                 events = await next_events(generation)
             if waited.cancelled_caught and not events:
-                chunk = encoder.keep_alive()
+                chunk = await load.run(encoder.keep_alive, load.of_all)
+
+
+@define
+class Load:
+    """How much there is to encode of one answer, so that what takes long is done on a thread.
+
+    Counted in tokens; each alternative of a log probability is one.
+    """
+
+    prepared: PreparedPrompt
+    body_bytes: int
+    _tokens: int = 0
+    """Of the answer so far."""
+    _channel: str = ""
+
+    @property
+    def of_body(self) -> int:
+        return self.body_bytes // BODY_BYTES_PER_TOKEN
+
+    @property
+    def of_all(self) -> int:
+        """Of what a dialect may have to repeat: the request, and the answer so far."""
+        return self.of_tokens(self._tokens)
+
+    def of_tokens(self, tokens: int) -> int:
+        alternatives = 1 + (self.prepared.logprobs or 0)
+        return self.of_body + tokens * alternatives
+
+    def of_events(self, events: Sequence[Event]) -> int:
+        """Of one wake-up's. Where a part of the answer ends, a dialect may repeat all of it."""
+        tokens, part_ends = 0, False
+        for event in events:
+            if isinstance(event, TextDelta):
+                tokens += max(1, len(event.logprobs))
+                part_ends = part_ends or event.channel != self._channel
+                self._channel = event.channel
+            else:
+                part_ends = True
+        self._tokens += tokens
+        return self.of_all if part_ends else tokens * (1 + (self.prepared.logprobs or 0))
+
+    async def run(self, encode: Callable[[], bytes], load: int) -> bytes:
+        if load < LARGE_ANSWER:
+            return encode()
+        return await trio.to_thread.run_sync(encode)
 
 
 def _encode(

@@ -17,7 +17,11 @@ MAX_INTEGER_DIGITS = 400
 """Longer than any double; Python itself raises ValueError beyond 4,300."""
 MAX_DEPTH = 200
 """Nested arrays and objects. Far beyond any real request, far below Python's own limits."""
+MAX_ARRAYS = 100_000
+"""Arrays in a body. Python's parser holds its lock through any number of them, and looks at
+each again and again while it does: three million empty ones stop everything for a second."""
 
+_STRING_OR_ARRAY = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\Z)|\[', re.DOTALL)
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -34,6 +38,7 @@ def parse_json_object(raw: bytes) -> dict[str, Any]:
         raise InvalidRequest(
             f"The request body is not UTF-8 (byte {error.start}): send JSON in UTF-8."
         ) from None
+    _check_arrays(raw)
     try:
         value = json.loads(
             text,
@@ -110,6 +115,17 @@ def _finite_float(text: str) -> float:
     if not math.isfinite(value):
         raise InvalidRequest("The request body holds a number too large for a double.")
     return value
+
+
+def _check_arrays(raw: bytes) -> None:
+    if raw.count(b"[") <= MAX_ARRAYS:
+        return
+    # Those within strings are none. One by one, so that others may run meanwhile.
+    arrays = 0
+    for found in _STRING_OR_ARRAY.finditer(raw):
+        arrays += found[0] == b"["
+        if arrays > MAX_ARRAYS:
+            raise InvalidRequest(f"The request body holds more than {MAX_ARRAYS} arrays.")
 
 
 def _check_depth(value: Any) -> None:

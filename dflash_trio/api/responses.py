@@ -25,6 +25,7 @@ from .answer import (
 )
 from .error_responses import answer_for
 from .generating import AnswerContext
+from .json_text import dump_in_parts
 from .response_store import KeptResponse, OwnedResponses, bytes_held
 from .responses_items import ConversationItem, read_item
 from .responses_object import (
@@ -39,6 +40,9 @@ from .responses_object import (
     shown_logprobs,
     text_part,
 )
+
+MANY_LOGPROBS = 64
+"""Tokens with log probabilities from which on their item is not encoded in one go."""
 
 
 @frozen
@@ -116,6 +120,10 @@ class ResponsesEncoder:
         self._early_logprobs: list[TokenLogprob] = []
         """Of tokens whose text has not come yet: it may turn out to be a call."""
         self._ended: ChoiceEnded | None = None
+        self._silent = False
+        """Nobody reads the events."""
+        self._large = False
+        """Its events, those of deltas apart, are long: a thread encodes them."""
         if keeping is not None:
             keeping.responses.begin(self.id, self)
 
@@ -174,6 +182,7 @@ class ResponsesEncoder:
 
     def whole(self, answer: WholeAnswer) -> dict[str, Any]:
         # By the way of the stream, so that both make the same items of the same answer.
+        self._silent = True
         self.encode(answer.choices[0].events)
         return self._final()
 
@@ -193,6 +202,7 @@ class ResponsesEncoder:
                 begun = self._in("message")
                 assert self._open is not None
                 self._open.logprobs += logprobs
+                self._large = self._large or len(self._open.logprobs) > MANY_LOGPROBS
                 return begun + self._delta(
                     "response.output_text.delta", text, logprobs=shown_logprobs(logprobs)
                 )
@@ -280,7 +290,10 @@ class ResponsesEncoder:
         return self._event(kind, item_id=self._open.id, output_index=len(self._output), **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        line = sse.json_line({"type": kind, "sequence_number": self._sequence_number, **fields})
+        if self._silent:
+            return b""
+        event = {"type": kind, "sequence_number": self._sequence_number, **fields}
+        line = sse.json_line(event, large=self._large and not kind.endswith(".delta"))
         self._sequence_number += 1
         return f"event: {kind}\ndata: {line}\n\n".encode()
 
@@ -315,7 +328,7 @@ class ResponsesEncoder:
             return
         if self.readable:
             items = tuple(read_item(dict(item)) for item in response["output"])
-            body = json.dumps(response, ensure_ascii=False).encode()
+            body = dump_in_parts(response).encode()
             held = keeping.held_bytes + bytes_held(items)
             keeping.responses.keep(KeptResponse(self.id, body, keeping.items, items, held))
         keeping.responses.end(self.id)

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
-import trio
 from quart import Response, request
 from werkzeug.datastructures import Headers, MultiDict
 
@@ -63,11 +62,8 @@ class ResponsesRoutes:
     async def _create(self) -> Response:
         raw = await self._read()
         parse = partial(parse_responses_call, responses=self.visible())
-        if any(name in raw for name in _BRING_MORE):
-            # However short the body, the conversation that it carries on may be long.
-            call = await trio.to_thread.run_sync(parse, raw)
-        else:
-            call = await parse_body(parse, raw)
+        # However short the body, the conversation that it carries on may be long.
+        call = await parse_body(parse, raw, costly=_BRING_MORE)
         del raw
         return await self._generation.answer(call)
 

@@ -9,7 +9,6 @@ loaded models the body must name one, and no other one answers in its place.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -28,6 +27,7 @@ from ..generation.errors import (
 from ..routing.router import Router, usable_cores
 from ..routing.served_model import ServedModel
 from .json_body import printable
+from .json_text import LongArray, dump_in_parts
 from .off_loop import parse_body
 from .response_store import OwnedResponses
 from .token_requests import (
@@ -109,7 +109,7 @@ class TokenRoutes:
         def work_and_encode() -> str:
             # Again, now that it is its turn: a shutdown does not wait for a line of these.
             self._router.check_open()
-            return json.dumps(work(model, call))
+            return dump_in_parts(work(model, call))
 
         try:
             # Not abandoned when the client leaves: the thread reads the model's vocabulary, which
@@ -171,9 +171,9 @@ def tokenize(model: ServedModel, call: TokenizeCall) -> dict[str, Any]:
     )
     if not call.with_pieces:
         return {"tokens": tokens}
-    return {
-        "tokens": [{"id": token, "piece": _shown_piece(model.piece(token))} for token in tokens]
-    }
+    # One by one: a megabyte of text can be a million tokens, and each of these has 300 bytes.
+    pieces = ({"id": token, "piece": _shown_piece(model.piece(token))} for token in tokens)
+    return {"tokens": LongArray(pieces)}
 
 
 def _shown_piece(piece: bytes) -> str | list[int]:

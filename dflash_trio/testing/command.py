@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     d = CheckOptions(("{port}",))
     add("--server", metavar="CMD", help="the server's command, split as a shell would; {port} "
         "becomes a free TCP port, {socket} the path of a Unix socket")  # fmt: skip
-    add("--api", metavar="A,B", default="chat", help="chat, messages, responses (default: chat)")
+    add("--api", metavar="A,B", default="chat", help=f"of {', '.join(DIALECTS)} (default: chat)")
     add("--policy", choices=("drain", "finalize"), default=d.policy, help="whether active answers "
         "are to be finished, or ended at once in proper form (default: drain)")  # fmt: skip
     add("--model", metavar="NAME", help="the model in requests (default: /v1/models' first)")

@@ -1,4 +1,4 @@
-"""The three APIs: how to ask, and how to read an answer, streamed or whole.
+"""The APIs: how to ask, and how to read an answer, streamed or whole.
 
 Reading is strict where a client would be hurt: an event that is not JSON, an answer without its
 terminal event or something after it is a problem with a name. What it does not know, it skips.
@@ -145,9 +145,7 @@ class Chat(Dialect):
 
     def _take(self, draft: _Draft, name: str, data: str) -> None:
         if data == "[DONE]":
-            draft.terminal = draft.finish is not None
-            if not draft.terminal:
-                draft.blame("[DONE] without a finish_reason")
+            _take_done(draft)
             return
         chunk = _object(data)
         if "error" in chunk:
@@ -243,4 +241,47 @@ class Responses(Dialect):
         draft.tokens = (response.get("usage") or {}).get("output_tokens")
 
 
-DIALECTS: dict[str, Dialect] = {d.name: d for d in (Chat(), Messages(), Responses())}
+class Completions(Dialect):
+    """OpenAI's older completions. They end as chats do, and have a text where those have deltas."""
+
+    name = "completions"
+    path = "/v1/completions"
+    finalized = "length"
+
+    def _question(self, prompt: str, tokens: int, stream: bool) -> dict[str, Any]:
+        fields: dict[str, Any] = {"prompt": prompt, "max_tokens": tokens}
+        if stream:
+            fields["stream_options"] = {"include_usage": True}
+        return fields
+
+    def _take(self, draft: _Draft, name: str, data: str) -> None:
+        if data == "[DONE]":
+            _take_done(draft)
+            return
+        chunk = _object(data)
+        if "error" in chunk:
+            draft.blame(f"an error inside the stream: {str(chunk['error'])[:80]}")
+            return
+        for choice in chunk.get("choices") or ():
+            draft.text.append(choice.get("text") or "")
+            draft.finish = choice.get("finish_reason") or draft.finish
+        if chunk.get("usage"):
+            draft.tokens = chunk["usage"].get("completion_tokens")
+
+    def _read_whole(self, draft: _Draft, body: dict[str, Any]) -> None:
+        choice = body["choices"][0]
+        draft.text.append(choice["text"])
+        draft.finish = choice["finish_reason"]
+        draft.terminal = draft.finish is not None
+        draft.tokens = (body.get("usage") or {}).get("completion_tokens")
+
+
+def _take_done(draft: _Draft) -> None:
+    draft.terminal = draft.finish is not None
+    if not draft.terminal:
+        draft.blame("[DONE] without a finish_reason")
+
+
+DIALECTS: dict[str, Dialect] = {
+    dialect.name: dialect for dialect in (Chat(), Messages(), Responses(), Completions())
+}

@@ -69,7 +69,7 @@ class Reference:
     """APIs that this server does not have, with its answer."""
 
 
-def prompt_and_tokens(options: CheckOptions, kind: Kind) -> tuple[str, int]:
+def prompt_and_tokens(options: CheckOptions, api: str, kind: Kind) -> tuple[str, int]:
     """A kind's prompt and the number of tokens it asks for."""
     if kind is Kind.LONG_PROMPT:
         words, length, number = [], 0, 0
@@ -78,7 +78,8 @@ def prompt_and_tokens(options: CheckOptions, kind: Kind) -> tuple[str, int]:
             words.append(WORDS[(number * 7 + number // 36) % len(WORDS)])
             length += len(words[-1]) + 1
             number += 1
-        return f"Go on with this: {' '.join(words)}", max(8, options.answer_tokens // 4)
+        # Nor that of the same prompt on another API, before.
+        return f"On {api}, go on with this: {' '.join(words)}", max(8, options.answer_tokens // 4)
     if kind is Kind.LONG_ANSWER:
         return f"{STORY} Leave nothing out.", options.long_answer_tokens
     return STORY, options.answer_tokens
@@ -89,7 +90,7 @@ def generating_request(
 ) -> tuple[str, bytes]:
     """Path and body of a request."""
     dialect = DIALECTS[api]
-    prompt, tokens = prompt_and_tokens(options, kind)
+    prompt, tokens = prompt_and_tokens(options, api, kind)
     body = dialect.request(model, prompt, tokens, stream=stream, extra=options.extra)
     return dialect.path, body
 

@@ -110,7 +110,8 @@ class _Judgement:
             return
         match client.role:
             case Role.LEAVER:
-                return
+                if client.seen.end is not End.LEFT:
+                    raise Undecided("the answer was over before the client could leave")
             case Role.NEW_CONNECTION:
                 if client.seen.end is not End.REFUSED:
                     yield f"still accepted {self._options.slack:g} s after the signal"

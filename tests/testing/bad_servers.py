@@ -1,7 +1,7 @@
 """A small server that shuts down rightly, unless it is told to have one fault.
 
 ``python -m tests.testing.bad_servers FAULT PLACE POLICY``; the place is a port or a Unix socket's
-path, ``right`` is no fault. It speaks the three APIs, has one slot, and no status page: what a
+path, ``right`` is no fault. It speaks all the APIs, has one slot, and no status page: what a
 foreign server looks like to the harness.
 """
 
@@ -40,6 +40,12 @@ def encode(api: str, kind: str, text: str = "", finish: str = "") -> bytes:
         if kind == "whole":
             return json.dumps(chat(text, finish, True)).encode()
         data = json.dumps(chat(text or None, finish or None, False))
+        return f"data: {data}\n\n".encode() + (b"data: [DONE]\n\n" if kind == "end" else b"")
+    if api == "completions":
+        choice = {"index": 0, "text": text, "finish_reason": finish or None}
+        data = json.dumps({"choices": [choice]})
+        if kind == "whole":
+            return data.encode()
         return f"data: {data}\n\n".encode() + (b"data: [DONE]\n\n" if kind == "end" else b"")
     if api == "messages":
         reason = "max_tokens" if finish == "length" else "end_turn"
@@ -178,7 +184,7 @@ class Server:
     ) -> None:
         apis = {"/v1/chat/completions": "chat"}
         if self.fault != "chat-only":
-            apis |= {"/v1/messages": "messages", "/v1/responses": "responses"}
+            apis |= {f"/v1/{api}": api for api in ("messages", "responses", "completions")}
         if path == "/health":
             status = 200 if trio.current_time() - self.begin > LOAD else 503
             return await self.whole(stream, http, status, b"{}")
@@ -209,7 +215,7 @@ class Server:
     async def generate(
         self, stream: trio.SocketStream, http: h11.Connection, api: str, body: dict[str, Any]
     ) -> None:
-        prompt = json.dumps(body.get("messages") or body.get("input"))
+        prompt = json.dumps([body.get(name) for name in ("messages", "input", "prompt")])
         count = body.get("max_tokens") or body["max_output_tokens"]
         end = trio.current_time() + PREFILL_PER_CHARACTER * len(prompt)
         while trio.current_time() < end and self.fault != "hasty":

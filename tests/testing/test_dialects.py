@@ -1,8 +1,9 @@
-"""Reading answers of the three APIs: whole, streamed, cut anywhere, malformed."""
+"""Reading answers of the APIs: whole, streamed, cut anywhere, malformed."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ ENDS = {
     "chat": {"length": "length", "stop": "stop"},
     "messages": {"length": "max_tokens", "stop": "end_turn"},
     "responses": {"length": "incomplete: max_output_tokens", "stop": "completed"},
+    "completions": {"length": "length", "stop": "stop"},
 }
 
 
@@ -76,6 +78,7 @@ def test_an_event_that_is_no_object_of_the_api_is_a_problem_or_nothing(api: str,
         ("chat", {"error": {"message": "no"}}),
         ("messages", {"type": "error", "error": {"type": "api_error"}}),
         ("responses", {"type": "response.failed", "response": {"status": "failed"}}),
+        ("completions", {"error": {"message": "no"}}),
     ],
 )
 def test_an_error_inside_a_stream_is_a_problem(api: str, event: dict) -> None:
@@ -84,8 +87,9 @@ def test_an_error_inside_a_stream_is_a_problem(api: str, event: dict) -> None:
     assert answer.problem.startswith("an error inside the stream")
 
 
-def test_done_without_a_finish_reason_is_no_end() -> None:
-    answer = DIALECTS["chat"].read(b"data: [DONE]\n\n", stream=True)
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_done_without_a_finish_reason_is_no_end(api: str) -> None:
+    answer = DIALECTS[api].read(b"data: [DONE]\n\n", stream=True)
     assert not answer.terminal
     assert answer.problem == "[DONE] without a finish_reason"
 
@@ -100,6 +104,52 @@ def test_thinking_counts_as_text_and_tokens_are_read() -> None:
     body = "".join(f"data: {json.dumps(chunk)}\r\n\r\n" for chunk in chunks) + "data: [DONE]\n\n"
     answer = DIALECTS["chat"].read(body.encode(), stream=True)
     assert answer == Answer("hm yes", "stop", terminal=True, tokens=2)
+
+
+IN_BETWEEN: dict[str, list[dict[str, Any]]] = {
+    "chat": [
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}}]},
+        {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": "call_1"}]}}]},
+        {"choices": [], "usage": None},
+    ],
+    "messages": [
+        {"type": "ping"},
+        {"type": "message_start", "message": {"content": [], "stop_reason": None}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "thinking"}},
+        {
+            "type": "content_block_delta",
+            "index": 0,
+            "delta": {"type": "signature_delta", "signature": "x"},
+        },
+        {
+            "type": "content_block_delta",
+            "index": 1,
+            "delta": {"type": "input_json_delta", "partial_json": "{}"},
+        },
+        {"type": "content_block_stop", "index": 0},
+    ],
+    "responses": [
+        {"type": "response.created", "response": {"status": "in_progress", "output": []}},
+        {"type": "response.in_progress", "response": {"status": "in_progress", "output": []}},
+        {"type": "response.output_item.added", "item": {"type": "function_call"}},
+        {"type": "response.function_call_arguments.delta", "delta": "{}"},
+        {"type": "response.output_text.done", "text": "Once upon a time"},
+    ],
+    "completions": [{"choices": [{"index": 0, "text": "", "logprobs": None}]}],
+}
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_signs_of_life_and_what_is_no_text_change_nothing_wherever_they_come(api: str) -> None:
+    dialect = DIALECTS[api]
+    expected = dialect.read(streamed(api), stream=True)
+    deltas = [encode(api, "delta", text) for text in ("Once ", "upon ", "a time")]
+    for event in IN_BETWEEN[api]:
+        name = f"event: {event['type']}\n" if "type" in event else ""
+        between = f"{name}data: {json.dumps(event)}\n\n".encode()
+        body = b"".join(between + delta for delta in deltas) + between
+        answer = dialect.read(body + encode(api, "end", "", "length"), stream=True)
+        assert answer == expected, event
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -77,7 +77,7 @@ OTHERS: dict[str, CheckOptions] = {
     "right, other APIs": changed(
         QUICK,
         server=bad_server("right"),
-        apis=("messages", "responses"),
+        apis=("messages", "responses", "completions"),
         scenarios=("streaming/term", "non-streaming"),
         jobs=2,
     ),

@@ -1,4 +1,8 @@
-"""Every scenario is right on our own server, with scripted engines, under both policies."""
+"""Every scenario is right on our own server, with scripted engines, under both policies.
+
+On chat completions with every pattern of signals, on the other APIs with the first one: what comes
+of later signals is the connection's affair, whoever speaks on it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,16 @@ import pytest
 from dflash_trio.testing import CheckOptions, all_right, check, scenarios, table
 from tests.testing.harness import scripted
 
+APIS = ("chat", "messages", "responses", "completions")
+SCENARIOS = (
+    "loading",
+    "idle",
+    "idle-keep-alive",
+    "chat/*",
+    "messages/*/term",
+    "responses/*/term",
+    "completions/*streaming/term",
+)
 MODEL = {"step_seconds": 0.01, "max_ctx": 16_384, "load_seconds": 0.3}
 
 
@@ -18,6 +32,8 @@ async def test_every_scenario_is_right(policy: str, slots: int) -> None:
     options = CheckOptions(
         scripted({**MODEL, "slots": slots}),
         policy=policy,
+        apis=APIS,
+        scenarios=SCENARIOS,
         answer_tokens=120,
         long_answer_tokens=450,
         prefill_tokens=500,
@@ -28,6 +44,7 @@ async def test_every_scenario_is_right(policy: str, slots: int) -> None:
     results = await check(options)
     assert [result.scenario for result in results] == scenarios(options)
     assert all_right(results), table(results)
+    assert {result.scenario.api for result in results} == {None, *APIS}
 
 
 @pytest.mark.real

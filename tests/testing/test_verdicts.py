@@ -8,8 +8,8 @@ import pytest
 
 from dflash_trio.testing import CheckOptions, Observation, Scenario, Verdict
 from dflash_trio.testing.client import End, Seen
-from dflash_trio.testing.dialects import Answer
-from dflash_trio.testing.reference import Golden, Kind, Reference
+from dflash_trio.testing.dialects import DIALECTS, Answer
+from dflash_trio.testing.reference import Golden, Kind, Reference, prompt_and_tokens
 from dflash_trio.testing.verdicts import judge
 from dflash_trio.testing.witnesses import Account, Role
 from tests.testing.bad_servers import encode
@@ -205,3 +205,15 @@ def test_an_unread_answer_may_be_whole_or_finalized() -> None:
 def test_a_phase_that_was_not_reached_is_never_right() -> None:
     observation = Observation(Scenario("queued", "term", "chat"), not_reached="nobody waited")
     assert judge(observation, options(), REFERENCE) == Verdict("not reached", ("nobody waited",))
+
+
+def test_who_was_cut_before_it_could_leave_proves_nothing() -> None:
+    assert verdict(client(Role.LEAVER, End.LEFT, at=101.0), exited_at=102.0) == RIGHT
+    for end in (End.CUT, End.COMPLETE):
+        found = verdict(client(Role.LEAVER, end, at=101.0), exited_at=102.0)
+        assert found.kind == "not reached"
+
+
+def test_no_two_apis_share_a_long_prompt() -> None:
+    prompts = {prompt_and_tokens(options(), api, Kind.LONG_PROMPT)[0][:40] for api in DIALECTS}
+    assert len(prompts) == len(DIALECTS)

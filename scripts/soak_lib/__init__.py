@@ -5,6 +5,6 @@
 watches it (``monitor``) and fills in a ``report``.
 
 ``clients`` is the table of the clients' kinds: those that are ``staying``, ``leaving`` or to be
-``refused``, all on raw connections (``wire``) and with a strict eye (``judge``). The ``town``
-sends them.
+``refused``, and those that want a ``shaped`` answer, all on raw connections (``wire``) and with a
+strict eye (``judge``, ``streams``). The ``town`` sends them.
 """

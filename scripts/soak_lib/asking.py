@@ -1,21 +1,15 @@
-"""What the kinds of clients have in common: a chat read to its end, a control route asked."""
+"""What the kinds of clients have in common: an answer read to its end, a control route asked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import trio
 
-from .judge import (
-    ChatStream,
-    Question,
-    Violation,
-    check_answer,
-    check_json,
-    check_refusal,
-    check_whole_chat,
-)
+from .judge import Question, Violation, check_answer, check_json, check_refusal
 from .setup import ModelSetup
+from .streams import STREAMS, AnswerStream, check_whole
 from .town import CHAT, Client
 from .wire import Answer, Response, Wire, connect
 
@@ -25,7 +19,7 @@ async def read_stream(
 ) -> str:
     """A stream to its end, or the 503 instead of it. ``pause``: seconds between two reads."""
     if await response.head() != 200:
-        return check_refusal(await response.rest())
+        return check_refusal(await response.rest(), question.api)
     stream = begin_stream(response, question, with_usage=with_usage)
     while data := await response.part():
         stream.feed(data)
@@ -35,13 +29,13 @@ async def read_stream(
     return served_by(client, model, response.headers)
 
 
-def begin_stream(response: Response, question: Question, *, with_usage: bool) -> ChatStream:
+def begin_stream(response: Response, question: Question, *, with_usage: bool) -> AnswerStream:
     headers = response.headers
     if headers.get("content-type") != "text/event-stream; charset=utf-8":
         raise Violation(f"a stream with content-type {headers.get('content-type')!r}")
     if not headers.get("x-request-id"):
         raise Violation("a stream without x-request-id")
-    return ChatStream(question, headers.get("x-dflash-model", ""), with_usage)
+    return STREAMS[question.api](question, headers.get("x-dflash-model", ""), with_usage)
 
 
 def served_by(client: Client, model: str, headers: dict[str, str]) -> str:
@@ -53,19 +47,20 @@ def served_by(client: Client, model: str, headers: dict[str, str]) -> str:
     raise Violation(f"an answer of an unknown model {model!r}")
 
 
-def check_chat(client: Client, answer: Answer, question: Question, request_id: str | None) -> str:
+def check_asked(client: Client, answer: Answer, question: Question, request_id: str | None) -> str:
     """A whole answer, or the 503 instead of it."""
-    check_answer(answer, {200, 503}, request_id=request_id)
+    check_answer(answer, {200, 503}, request_id=request_id, api=question.api)
     if answer.status == 503:
-        return check_refusal(answer)
-    model = check_whole_chat(answer, question, client.town.goldens)
+        return check_refusal(answer, question.api)
+    model = check_whole(answer, question, client.town.goldens)
     return served_by(client, model, answer.headers)
 
 
-def stream_body(question: Question, with_usage: bool = False) -> bytes:
-    if with_usage:
-        return question.body(stream=True, stream_options={"include_usage": True})
-    return question.body(stream=True)
+def stream_body(question: Question, with_usage: bool = False, **fields: Any) -> bytes:
+    # The two newer APIs tell the usage in any case.
+    if with_usage and question.api in ("chat", "completions"):
+        fields["stream_options"] = {"include_usage": True}
+    return question.body(stream=True, **fields)
 
 
 async def control(client: Client) -> str:

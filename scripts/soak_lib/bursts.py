@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from .asking import stream_body
-from .judge import QUEUE_FULL, Goldens, Question, Violation, check_answer, check_whole_chat
+from .judge import QUEUE_FULL, Goldens, Question, Violation, check_answer
 from .monitor import Status, ask, broken_invariants, not_idle
 from .report import Report
 from .server import Server, running
 from .setup import Setup
+from .streams import check_whole
 from .town import CHAT
 from .wire import Malformed, Wire, connect
 
@@ -59,7 +60,7 @@ async def _round(server: Server, report: Report, limit: int, *, leave: bool) -> 
                 refused.append(check_answer(answer, {503}))
             else:
                 check_answer(answer, {200})
-                served.append(check_whole_chat(answer, question, goldens))
+                served.append(check_whole(answer, question, goldens))
         except (Violation, Malformed) as error:
             problems.append(str(error))
 

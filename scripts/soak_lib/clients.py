@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import asking, leaving, refused, staying
+from . import asking, leaving, refused, shaped, staying
 from .town import Kind
 
 LEAVING = (
@@ -38,4 +38,12 @@ KINDS = (
     Kind(refused.malformed_http, 6),
     Kind(asking.control, 8),
     Kind(staying.one_answer_only, 3),
+    Kind(shaped.fields_without_effect, 3),
+    Kind(shaped.several_answers, 3),
+    Kind(shaped.forced_call, 2),
+    Kind(shaped.forced_form, 2),
+    Kind(shaped.log_probabilities, 3),
+    Kind(shaped.counting, 5),
+    Kind(shaped.kept_response, 3),
+    Kind(shaped.cancelled_response, 3),
 )

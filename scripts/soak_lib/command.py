@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     seed = arguments.seed if arguments.seed is not None else random.randrange(10**6)
     if arguments.connections is not None:
-        report = Report(f"{arguments.connections} connections, seed {seed}")
+        report = Report(f"soak: {arguments.connections} connections, seed {seed}")
         setup = two_models(models, queue_limit=32, stall_timeout=60.0)
         run = functools.partial(
             run_connections,
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             seed=seed,
         )
     elif arguments.cancelled is not None:
-        report = Report(f"{arguments.cancelled} cancelled requests, seed {seed}")
+        report = Report(f"soak: {arguments.cancelled} cancelled requests, seed {seed}")
         run = functools.partial(
             run_cancelled,
             two_models(models, queue_limit=32),  # a refused request is none that was cancelled
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             patience=arguments.patience,
         )
     elif arguments.bursts:
-        report = Report("bursts")
+        report = Report("soak: bursts")
 
         async def run_all() -> None:
             for limit in LIMITS:
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = functools.partial(run_all)
 
     else:
-        report = Report(f"{arguments.minutes:g} minutes of chaos, seed {seed}")
+        report = Report(f"soak: {arguments.minutes:g} minutes of chaos, seed {seed}")
         run = functools.partial(
             run_chaos,
             two_models(models),
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             compare=not arguments.no_compare,
         )
     try:
-        trio.run(_until_told_to_stop, run, report)
+        trio.run(until_told_to_stop, run, report)
     except* (ServerGone, OSError, trio.TooSlowError, psutil.Error) as group:
         for error in group.exceptions:
             report.violation("soak", repr(error))
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if report.violation_count else 0
 
 
-async def _until_told_to_stop(run: Callable[[], Awaitable[None]], report: Report) -> None:
+async def until_told_to_stop(run: Callable[[], Awaitable[None]], report: Report) -> None:
     """Run a mode. A signal ends it, and its server with it: nothing is left behind."""
     async with trio.open_nursery() as nursery:
 

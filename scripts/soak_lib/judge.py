@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Any
 
 from attrs import Factory, define, frozen
@@ -12,6 +12,21 @@ from .wire import Answer
 
 ERROR_FIELDS = {"message", "type", "param", "code"}
 QUEUE_FULL = "503 queue_full"
+QUEUE_FULL_WORDS = "Every model that fits this request is busy"
+"""What Messages, whose errors have no codes, say for the same."""
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "messages": "/v1/messages",
+    "responses": "/v1/responses",
+    "completions": "/v1/completions",
+}
+"""The routes that generate."""
+ANTHROPIC_TYPES = {
+    400: {"invalid_request_error"},
+    404: {"not_found_error"},
+    413: {"request_too_large"},
+    503: {"overloaded_error"},
+}
 
 
 class Violation(Exception):
@@ -20,29 +35,57 @@ class Violation(Exception):
 
 @frozen
 class Question:
-    """A chat whose answer depends on nothing but the model."""
+    """One whose answer depends on nothing but the model, to one of the routes that generate."""
 
     content: str
     max_tokens: int
     ignore_eos: bool = True
+    api: str = "chat"
+
+    @property
+    def path(self) -> str:
+        return PATHS[self.api]
+
+    @property
+    def ends_itself(self) -> bool:
+        """Whether the model may end the answer before its limit."""
+        return not self.ignore_eos or self.api == "messages"  # which knows no such field
+
+    @property
+    def golden(self) -> tuple[str, str, int, bool]:
+        """What must give the same text. A prompt is the same on every route with a template."""
+        family = "a text" if self.api == "completions" else "a conversation"
+        return family, self.content, self.max_tokens, self.ends_itself
+
+    def fields(self, **fields: Any) -> dict[str, Any]:
+        limit = "max_output_tokens" if self.api == "responses" else "max_tokens"
+        conversation: dict[str, Any] = {"messages": [{"role": "user", "content": self.content}]}
+        if self.api == "responses":
+            conversation = {"input": self.content}
+        elif self.api == "completions":
+            conversation = {"prompt": self.content}
+        return {
+            **conversation,
+            limit: self.max_tokens,
+            "ignore_eos": self.ignore_eos,
+            "temperature": 0,
+            **fields,
+        }
 
     def body(self, **fields: Any) -> bytes:
-        return json.dumps(
-            {
-                "messages": [{"role": "user", "content": self.content}],
-                "max_tokens": self.max_tokens,
-                "ignore_eos": self.ignore_eos,
-                "temperature": 0,
-                **fields,
-            }
-        ).encode()
+        return json.dumps(self.fields(**fields)).encode()
 
 
 # ------------------------------------------------------------------------------ any answer
 
 
 def check_answer(
-    answer: Answer, allowed: Collection[int], *, method: str = "GET", request_id: str | None = None
+    answer: Answer,
+    allowed: Collection[int],
+    *,
+    method: str = "GET",
+    request_id: str | None = None,
+    api: str = "chat",
 ) -> str:
     """Its status, with the error's code if it has one. Raises Violation."""
     if not answer.status:
@@ -65,12 +108,12 @@ def check_answer(
         return str(answer.status)
     if answer.status < 400:
         return str(answer.status)
-    return _check_error(answer)
+    return _check_anthropic_error(answer) if api == "messages" else _check_error(answer)
 
 
-def check_refusal(answer: Answer) -> str:
+def check_refusal(answer: Answer, api: str = "chat") -> str:
     """The only 503 that a ready server gives: its queue is full. Raises Violation."""
-    label = check_answer(answer, {503})
+    label = check_answer(answer, {503}, api=api)
     if label != QUEUE_FULL:
         raise Violation(f"{label}: {answer.body[:300]!r}")
     return label
@@ -102,22 +145,38 @@ def _check_error(answer: Answer) -> str:
     return f"{answer.status} {error['code']}" if error["code"] else str(answer.status)
 
 
+def _check_anthropic_error(answer: Answer) -> str:
+    body = check_json(answer)
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict) or set(error) != {"type", "message"}:
+        raise Violation(f"not an error object: {answer.body[:300]!r}")
+    if body["type"] != "error" or body["request_id"] != answer.headers.get("request-id"):
+        raise Violation(f"an error without its request's id: {answer.body[:300]!r}")
+    kinds = ANTHROPIC_TYPES.get(answer.status, {"invalid_request_error", "api_error"})
+    if error["type"] not in kinds or not isinstance(error["message"], str) or not error["message"]:
+        raise Violation(f"a {answer.status} with a wrong type or message: {error}")
+    if answer.status == 503 and QUEUE_FULL_WORDS in error["message"]:
+        return QUEUE_FULL
+    return f"{answer.status} {error['type']}"
+
+
 def _listed(statuses: Collection[int]) -> str:
     return " or ".join(map(str, sorted(statuses)))
 
 
-# --------------------------------------------------------------------------- chat answers
+# ------------------------------------------------------------------------- compared answers
 
 
 @define
 class Goldens:
     """Each model's answer to each question: the first one counts, the others must equal it."""
 
-    texts: dict[tuple[str, Question], str] = Factory(dict)
+    texts: dict[tuple[str, Hashable], str] = Factory(dict)
     compare: bool = True
     compared: int = 0
 
-    def check(self, model: str, question: Question, text: str, ended_by: str | None) -> None:
+    def check(self, model: str, question: Hashable, text: str, ended_by: str | None) -> None:
+        """``question``: a ``Question.golden``, or whatever else must always give the same."""
         if not self.compare:
             return
         golden = self.texts.get((model, question))
@@ -129,114 +188,7 @@ class Goldens:
         same = text == golden if ended_by is None else golden.startswith(text)
         if not same:
             raise Violation(
-                f"another text than before from {model[0]} for {question.content[:40]!r}: "
+                f"another text than before from {model[0]} for {str(question)[:80]}: "
                 f"{text[:200]!r} ({len(text)}), before {golden[:200]!r} ({len(golden)}), "
                 f"ended by {ended_by}"
             )
-
-
-def check_whole_chat(answer: Answer, question: Question, goldens: Goldens) -> str:
-    """A whole chat completion; the model's name. Raises Violation."""
-    body = check_json(answer)
-    try:
-        (choice,) = body["choices"]
-        model, text = body["model"], choice["message"]["content"]
-        _check_end(question, choice["finish_reason"], body["usage"])
-        ended_by = _ended_by(body["usage"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise Violation(f"not a chat completion ({error!r}): {answer.body[:300]!r}") from None
-    goldens.check(model, question, text, ended_by)
-    return str(model)
-
-
-def _ended_by(usage: dict[str, Any]) -> str | None:
-    ended_by = usage["completion_tokens_details"].get("ended_by")
-    return None if ended_by is None else str(ended_by)
-
-
-def _check_end(question: Question, reason: str, usage: dict[str, Any]) -> None:
-    """That nothing is missing: the number of tokens belongs to the way it ended."""
-    tokens, ended_by = usage["completion_tokens"], _ended_by(usage)
-    if ended_by not in (None, "no_free_cells"):
-        raise Violation(f"ended by {ended_by} after {tokens} tokens")
-    whole = tokens == question.max_tokens if reason == "length" else tokens < question.max_tokens
-    if question.ignore_eos and reason != "length":
-        raise Violation(f"finish_reason {reason} although ignore_eos was set")
-    if ended_by is None and not whole:
-        raise Violation(f"{tokens} of {question.max_tokens} tokens, and finish_reason {reason}")
-
-
-@define
-class ChatStream:
-    """A stream's events as they come. Raises Violation as soon as one is out of order."""
-
-    question: Question
-    model_header: str
-    with_usage: bool
-    text: str = ""
-    deltas: int = 0
-    finish_reason: str | None = None
-    usage: dict[str, Any] | None = None
-    done: bool = False
-    _identity: tuple[str, str, int] | None = None
-    _rest: bytes = b""
-
-    def feed(self, data: bytes) -> None:
-        *blocks, self._rest = (self._rest + data).split(b"\n\n")
-        for block in blocks:
-            self._event(block)
-
-    def _event(self, block: bytes) -> None:
-        if self.done:
-            raise Violation(f"an event after [DONE]: {block[:200]!r}")
-        if block == b": keep-alive":
-            return
-        if not block.startswith(b"data: ") or b"\n" in block:
-            raise Violation(f"not an event: {block[:200]!r}")
-        data = block.removeprefix(b"data: ")
-        if data == b"[DONE]":
-            if self.finish_reason is None:
-                raise Violation("[DONE] without a finish chunk")
-            self.done = True
-            return
-        try:
-            self._chunk(json.loads(data))
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise Violation(f"a malformed chunk ({error!r}): {data[:200]!r}") from None
-
-    def _chunk(self, chunk: dict[str, Any]) -> None:
-        if "error" in chunk:
-            raise Violation(f"an error in the stream: {chunk['error']}")
-        identity = (chunk["id"], chunk["model"], chunk["created"])
-        first = self._identity is None
-        if not first and identity != self._identity:
-            raise Violation(f"a chunk of another answer: {identity}, before {self._identity}")
-        self._identity = identity
-        if not chunk["choices"]:
-            if self.finish_reason is None or self.usage is not None or not self.with_usage:
-                raise Violation("a usage chunk where none belongs")
-            self.usage = chunk["usage"]
-            return
-        if self.finish_reason is not None:
-            raise Violation("a chunk after the finish chunk")
-        (choice,) = chunk["choices"]
-        delta = choice["delta"]
-        if first != ("role" in delta):
-            raise Violation(f"the role is in the first chunk only: {delta}")
-        if content := delta.get("content"):
-            self.text += content
-            self.deltas += 1
-        self.finish_reason = choice["finish_reason"]
-
-    def end(self, *, complete: bool, goldens: Goldens) -> str:
-        """At the stream's end; the model's name."""
-        if not complete:
-            raise Violation(f"a stream that was cut after {self.deltas} deltas")
-        if not self.done or self._rest or self._identity is None:
-            raise Violation(f"a stream without its end; the rest: {self._rest[:100]!r}")
-        if self.with_usage:
-            if self.usage is None:
-                raise Violation("no usage although it was asked for")
-            _check_end(self.question, str(self.finish_reason), self.usage)
-            goldens.check(self._identity[1], self.question, self.text, _ended_by(self.usage))
-        return self._identity[1]

@@ -46,7 +46,19 @@ def _chat(**fields: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": "hi"}], **fields}).encode()
 
 
-BODIES: tuple[bytes, ...] = (
+def _messages(**fields: Any) -> bytes:
+    return _chat(max_tokens=5, **fields)
+
+
+def _responses(**fields: Any) -> bytes:
+    return json.dumps({"input": "hi", **fields}).encode()
+
+
+def _completions(**fields: Any) -> bytes:
+    return json.dumps({"prompt": "hi", **fields}).encode()
+
+
+_NO_REQUEST: tuple[bytes, ...] = (
     b"",
     b"   ",
     b"{",
@@ -61,24 +73,65 @@ BODIES: tuple[bytes, ...] = (
     b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
     b'{"messages": [{"role": "user", "content": "hi"}], "seed": ' + b"9" * 5000 + b"}",
     b"{}",
-    _chat(messages=[]),
-    _chat(messages="hi"),
-    _chat(messages=[{"role": "nobody", "content": "hi"}]),
-    _chat(messages=[{"role": "user", "content": 5}]),
-    _chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
-    _chat(max_tokens=0),
-    _chat(max_tokens="many"),
-    _chat(max_tokens=True),
-    _chat(temperature=-1),
-    _chat(temperature="hot"),
-    _chat(top_p=2),
-    _chat(stop=[""]),
-    _chat(stop=["a"] * 100),
-    _chat(stream="yes"),
-    _chat(logit_bias={"x": 1}),
-    _chat(tools=[{"type": "function", "function": {"name": "f"}}]),
-    _chat(response_format={"type": "surprise"}),
-    _chat(n=0),
-    _chat(n=1000),
 )
-"""Bodies of a chat request that all get a 400."""
+"""Wrong on every route."""
+_WRONG: dict[str, tuple[bytes, ...]] = {
+    "chat": (
+        _chat(messages=[]),
+        _chat(messages="hi"),
+        _chat(messages=[{"role": "nobody", "content": "hi"}]),
+        _chat(messages=[{"role": "user", "content": 5}]),
+        _chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+        _chat(max_tokens=0),
+        _chat(max_tokens="many"),
+        _chat(max_tokens=True),
+        _chat(temperature=-1),
+        _chat(temperature="hot"),
+        _chat(top_p=2),
+        _chat(stop=[""]),
+        _chat(stop=["a"] * 100),
+        _chat(stream="yes"),
+        _chat(logit_bias={"x": 1}),
+        _chat(tools=[{"type": "function"}]),
+        _chat(tool_choice="required"),
+        _chat(grammar="root ::= missing"),
+        _chat(response_format={"type": "json_object"}, guided_regex="a"),
+        _chat(response_format={"type": "surprise"}),
+        _chat(n=0),
+        _chat(n=1000),
+    ),
+    "messages": (
+        _chat(),
+        _messages(messages=[]),
+        _messages(messages=[{"role": "tool", "content": "hi"}]),
+        _messages(messages=[{"role": "user", "content": [{"type": "image"}]}]),
+        _messages(temperature=3),
+        _messages(stop_sequences="a"),
+        _messages(tools=[{"name": "f"}]),
+        _messages(tool_choice={"type": "any"}),
+        _messages(thinking={"type": "enabled", "budget_tokens": 5}),
+    ),
+    "responses": (
+        _responses(input=[]),
+        _responses(input=[{"type": "function_call_output", "call_id": "c", "output": "1"}]),
+        _responses(previous_response_id="resp_nobody"),
+        _responses(max_output_tokens=0),
+        _responses(background=True),
+        _responses(text={"format": {"type": "surprise"}}),
+        _responses(top_logprobs=21),
+        _responses(tool_choice="required"),
+    ),
+    "completions": (
+        _completions(prompt=None),
+        _completions(prompt=["a", "b"]),
+        _completions(prompt=[1, "a"]),
+        _completions(suffix="end"),
+        _completions(n=2, best_of=3),
+        _completions(logprobs=6),
+    ),
+}
+
+BODIES: tuple[tuple[str, bytes], ...] = tuple(
+    (api, body) for api, wrong in _WRONG.items() for body in (*_NO_REQUEST, *wrong)
+)
+"""Bodies that all get a 400, each with the route."""

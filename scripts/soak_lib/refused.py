@@ -8,11 +8,7 @@ from . import malformed
 from .asking import (
     ask_control,
 )
-from .judge import (
-    Question,
-    Violation,
-    check_answer,
-)
+from .judge import PATHS, Violation, check_answer
 from .town import CHAT, Client
 from .wire import Answer, Malformed, Response, chunked, connect, request_bytes
 
@@ -23,13 +19,18 @@ async def over_long(client: Client) -> str:
     content = client.words(int(largest * client.chance.choice((1.1, 1.5, 3))))
     if client.chance.random() < 0.3:
         content = "x" * (largest * 65)  # so long that it is not even tokenized
-    question = Question(content, 8)
+    question = client.asking(content, 8)
     async with connect(client.port) as wire:
         stream = client.chance.random() < 0.5
-        response = await wire.request("POST", CHAT, question.body(stream=stream))
+        response = await wire.request("POST", question.path, question.body(stream=stream))
         answer = await response.rest()
-    label = check_answer(answer, {400})
-    if label != "400 context_length_exceeded" or answer.json()["error"]["param"] != "messages":
+    label = check_answer(answer, {400}, api=question.api)
+    error = answer.json()["error"]
+    right = "room" in error["message"]
+    if question.api != "messages":
+        param = {"chat": "messages", "responses": "input", "completions": "prompt"}[question.api]
+        right = error["code"] == "context_length_exceeded" and error["param"] == param
+    if not right:
         raise Violation(f"{label} for a prompt that is too long: {answer.body[:200]!r}")
     return label
 
@@ -66,13 +67,14 @@ async def huge_body(client: Client) -> str:
 
 async def half_body(client: Client) -> str:
     """Stops in the middle of its body and stays: 408 when the stall timeout is over."""
-    body = client.long_question().body()
-    whole = request_bytes("POST", CHAT, body)
+    question = client.long_question()
+    body = question.body()
+    whole = request_bytes("POST", question.path, body)
     async with connect(client.port) as wire:
         await wire.send(whole[: -client.chance.randint(1, len(body))])
         begin = trio.current_time()
         answer = await Response(wire, "POST").rest()
-        label = check_answer(answer, {408})
+        label = check_answer(answer, {408}, api=question.api)
         if trio.current_time() - begin < 0.8 * client.setup.stall_timeout:
             raise Violation(f"a 408 after {trio.current_time() - begin:.2f} s already")
         _check_closing(answer)
@@ -81,10 +83,10 @@ async def half_body(client: Client) -> str:
 
 
 async def malformed_body(client: Client) -> str:
-    body = client.chance.choice(malformed.BODIES)
+    api, body = client.chance.choice(malformed.BODIES)
     async with connect(client.port) as wire:
-        answer = await (await wire.request("POST", CHAT, body)).rest()
-        label = check_answer(answer, {400})
+        answer = await (await wire.request("POST", PATHS[api], body)).rest()
+        label = check_answer(answer, {400}, api=api)
         # The body was read to its end, so the connection lives on.
         await ask_control(client, wire)
     return label

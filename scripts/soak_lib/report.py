@@ -56,7 +56,7 @@ class Report:
 
     def table(self) -> str:
         """The final table."""
-        lines = [f"soak: {self.mode}", ""]
+        lines = [self.mode, ""]
         if self.outcomes:
             width = max(map(len, self.outcomes))
             for kind, counter in sorted(self.outcomes.items()):

@@ -6,24 +6,23 @@ import trio
 
 from .asking import (
     ask_control,
-    check_chat,
+    check_asked,
     read_stream,
     stream_body,
 )
 from .judge import (
     QUEUE_FULL,
-    Question,
     Violation,
     check_answer,
 )
-from .town import CHAT, GREETINGS, TINY_WINDOW, Client
+from .town import GREETINGS, TINY_WINDOW, Client
 from .wire import Malformed, Response, connect, request_bytes
 
 
 async def stream_to_the_end(client: Client) -> str:
     question, usage = client.question(), client.chance.random() < 0.8
     async with connect(client.port) as wire:
-        response = await wire.request("POST", CHAT, stream_body(question, usage))
+        response = await wire.request("POST", question.path, stream_body(question, usage))
         return await read_stream(client, response, question, with_usage=usage)
 
 
@@ -31,15 +30,15 @@ async def whole_to_the_end(client: Client) -> str:
     question, request_id = client.question(), f"soak-{client.number}"
     async with connect(client.port) as wire:
         headers = {"X-Request-Id": request_id}
-        response = await wire.request("POST", CHAT, question.body(model="any"), headers)
-        return check_chat(client, await response.rest(), question, request_id)
+        response = await wire.request("POST", question.path, question.body(model="any"), headers)
+        return check_asked(client, await response.rest(), question, request_id)
 
 
 async def long_prompt(client: Client) -> str:
     question = client.long_question()
     async with connect(client.port) as wire:
-        response = await wire.request("POST", CHAT, question.body())
-        return check_chat(client, await response.rest(), question, None)
+        response = await wire.request("POST", question.path, question.body())
+        return check_asked(client, await response.rest(), question, None)
 
 
 async def fits_only_the_larger(client: Client) -> str:
@@ -47,9 +46,9 @@ async def fits_only_the_larger(client: Client) -> str:
     if len(sizes) < 2:
         return "one model only"
     smaller, larger = sizes[0].max_ctx, sizes[-1].max_ctx
-    question = Question(client.words(smaller + (larger - smaller) // 3), 4)
+    question = client.asking(client.words(smaller + (larger - smaller) // 3), 4)
     async with connect(client.port) as wire:
-        response = await wire.request("POST", CHAT, stream_body(question, True))
+        response = await wire.request("POST", question.path, stream_body(question, True))
         how = await read_stream(client, response, question, with_usage=True)
     if how.startswith("finished") and not how.endswith(sizes[-1].name[0]):
         raise Violation(f"{how}, whose room is too small")
@@ -58,18 +57,18 @@ async def fits_only_the_larger(client: Client) -> str:
 
 async def slow_reader(client: Client) -> str:
     """A small window and pauses, but never as long as the stall timeout: gets everything."""
-    question = Question(client.chance.choice(GREETINGS), 24)
+    question = client.asking(client.chance.choice(GREETINGS), 24)
     async with connect(client.port, window=TINY_WINDOW) as wire:
-        response = await wire.request("POST", CHAT, stream_body(question, True))
+        response = await wire.request("POST", question.path, stream_body(question, True))
         pause = client.chance.uniform(0.005, 0.05)
         return await read_stream(client, response, question, with_usage=True, pause=pause)
 
 
 async def late_reader(client: Client) -> str:
     """Reads nothing for most of the stall timeout, and then everything."""
-    question = Question(client.chance.choice(GREETINGS), 64)
+    question = client.asking(client.chance.choice(GREETINGS), 64)
     async with connect(client.port, window=TINY_WINDOW) as wire:
-        response = await wire.request("POST", CHAT, stream_body(question, True))
+        response = await wire.request("POST", question.path, stream_body(question, True))
         await trio.sleep(client.chance.uniform(0.2, 0.6) * client.setup.stall_timeout)
         return await read_stream(client, response, question, with_usage=True)
 
@@ -83,10 +82,10 @@ async def keep_alive(client: Client) -> str:
                 continue
             question = client.question()
             if client.chance.random() < 0.5:
-                response = await wire.request("POST", CHAT, question.body())
-                check_chat(client, await response.rest(), question, None)
+                response = await wire.request("POST", question.path, question.body())
+                check_asked(client, await response.rest(), question, None)
             else:
-                response = await wire.request("POST", CHAT, stream_body(question))
+                response = await wire.request("POST", question.path, stream_body(question))
                 await read_stream(client, response, question, with_usage=False)
             await trio.sleep(client.chance.uniform(0, 0.05))
     return "all answered"
@@ -104,7 +103,7 @@ async def pipelining(client: Client) -> str:
                     ("GET", "/v1/models", None),
                     ("HEAD", "/v1/models", None),
                     ("GET", "/nowhere", None),
-                    ("POST", CHAT, question.body()),
+                    ("POST", question.path, question.body()),
                 ]
             )
         )
@@ -116,7 +115,7 @@ async def pipelining(client: Client) -> str:
                 return "left in between"
             answer = await Response(wire, method).rest()
             if body is not None:
-                check_chat(client, answer, question, None)
+                check_asked(client, answer, question, None)
             else:
                 check_answer(answer, {404 if path == "/nowhere" else 200}, method=method)
     return "all answered"
@@ -124,14 +123,14 @@ async def pipelining(client: Client) -> str:
 
 async def burst(client: Client) -> str:
     """More requests at once than slots and places to wait: each is answered or refused."""
-    question = Question(client.chance.choice(GREETINGS), 3)
+    question = client.asking(client.chance.choice(GREETINGS), 3)
     results: list[str | Violation | Malformed | OSError] = []
 
     async def one() -> None:
         try:
             async with connect(client.port) as wire:
-                response = await wire.request("POST", CHAT, question.body())
-                results.append(check_chat(client, await response.rest(), question, None))
+                response = await wire.request("POST", question.path, question.body())
+                results.append(check_asked(client, await response.rest(), question, None))
         except (Violation, Malformed, OSError) as error:
             results.append(error)
 
@@ -149,12 +148,12 @@ async def one_answer_only(client: Client) -> str:
     question = client.question()
     body = question.body()
     if client.chance.random() < 0.5:
-        data = request_bytes("POST", CHAT, body, {"Connection": "close"})
+        data = request_bytes("POST", question.path, body, {"Connection": "close"})
     else:
-        data = request_bytes("POST", CHAT, body).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+        data = request_bytes("POST", question.path, body).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
     async with connect(client.port) as wire:
         await wire.send(data)
-        how = check_chat(client, await Response(wire, "POST").rest(), question, None)
+        how = check_asked(client, await Response(wire, "POST").rest(), question, None)
         if await wire.until_closed():
             raise Violation("something behind the only answer")
     return how
@@ -169,13 +168,13 @@ async def slow_body(client: Client) -> str:
         in_chunks = client.chance.random() < 0.5
         length = {"Content-Length": str(len(body))}
         headers = {"Transfer-Encoding": "chunked"} if in_chunks else length
-        await wire.send(request_bytes("POST", CHAT, b"", headers))
+        await wire.send(request_bytes("POST", question.path, b"", headers))
         for part in parts:
             await trio.sleep(client.chance.uniform(0, 0.2))
             await wire.send(b"%x\r\n%s\r\n" % (len(part), part) if in_chunks else part)
         if in_chunks:
             await wire.send(b"0\r\n\r\n")
-        return check_chat(client, await Response(wire, "POST").rest(), question, None)
+        return check_asked(client, await Response(wire, "POST").rest(), question, None)
 
 
 async def expect_continue(client: Client) -> str:
@@ -186,7 +185,7 @@ async def expect_continue(client: Client) -> str:
     size = client.setup.max_body_bytes + 1 if too_large else len(body)
     headers = {"Expect": "100-continue", "Content-Length": str(size)}
     async with connect(client.port) as wire:
-        await wire.send(request_bytes("POST", CHAT, b"", headers))
+        await wire.send(request_bytes("POST", question.path, b"", headers))
         response = Response(wire, "POST")
         if await response.until_continue():
             if too_large:
@@ -194,5 +193,5 @@ async def expect_continue(client: Client) -> str:
             await wire.send(body)
         answer = await response.rest()
         if too_large:
-            return check_answer(answer, {413})
-        return check_chat(client, answer, question, None)
+            return check_answer(answer, {413}, api=question.api)
+        return check_asked(client, answer, question, None)

@@ -13,17 +13,13 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 from attrs import define, field, frozen
 
-from .judge import (
-    QUEUE_FULL,
-    Goldens,
-    Question,
-    Violation,
-)
+from .judge import PATHS, QUEUE_FULL, Goldens, Question, Violation
 from .report import Report
 from .setup import Setup
 from .wire import Leaving, Malformed
 
-CHAT = "/v1/chat/completions"
+CHAT = PATHS["chat"]
+APIS = ("chat", "chat", "messages", "responses", "completions")
 TINY_WINDOW = 2048
 """Bytes; the kernel makes it its smallest."""
 BACK_OFF = 0.5
@@ -100,12 +96,16 @@ class Client:
 
     def question(self) -> Question:
         """A short one, of a few kinds: the answers are compared with each other."""
-        greeting = self.chance.choice(GREETINGS)
-        return Question(greeting, self.chance.choice((1, 6, 24)), self.chance.random() < 0.7)
+        greeting, limit = self.chance.choice(GREETINGS), self.chance.choice((1, 6, 24))
+        return self.asking(greeting, limit, ignore_eos=self.chance.random() < 0.7)
+
+    def asking(self, content: str, max_tokens: int, *, ignore_eos: bool = True) -> Question:
+        """A question to any of the routes."""
+        return Question(content, max_tokens, ignore_eos, self.chance.choice(APIS))
 
     def long_question(self, max_tokens: int = 8) -> Question:
         """One whose prefill takes several steps, and which both models fit."""
-        return Question(self.words(self.setup.long_prompt_tokens), max_tokens)
+        return self.asking(self.words(self.setup.long_prompt_tokens), max_tokens)
 
     def words(self, tokens: int) -> str:
         return "word " * (tokens // self.setup.tokens_per_word)

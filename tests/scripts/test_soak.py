@@ -134,7 +134,13 @@ def page(*, waiting: int = 0, state: str = "ready", **changes: Any) -> dict[str,
 
 
 def test_a_sound_page_breaks_no_invariant(soak: Callable[[str], ModuleType]) -> None:
-    assert soak("monitor").broken_invariants(page(waiting=4)) == []
+    broken_invariants = soak("monitor").broken_invariants
+    assert broken_invariants(page(waiting=4)) == []
+    assert broken_invariants(page(slots__reserved=2)) == []  # two answers to one request
+    more = {"total": 4, "reserved": 3}
+    status = page()
+    status["models"][0]["slots"] = more
+    assert broken_invariants(status) == ["m: 1 in flight hold 3 slots"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +149,6 @@ def test_a_sound_page_breaks_no_invariant(soak: Callable[[str], ModuleType]) -> 
         {"waiting": 5},
         {"state": "draining"},
         {"slots__reserved": 3},
-        {"slots__reserved": 2},
         {"slots__reserved": 0},
         {"kv_pool__committed": 101},
         {"kv_pool__committed": 0},
@@ -216,71 +221,46 @@ def test_a_wrong_answer_is_a_violation(
         judge.check_answer(answer, {200, 400, 503})
 
 
-def chunk(delta: dict[str, Any], reason: str | None = None, **fields: Any) -> bytes:
-    choices = [{"index": 0, "delta": delta, "finish_reason": reason}]
-    value = {"id": "i", "model": "m", "created": 1, "choices": choices, **fields}
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
+def anthropic(status: int, kind: str, message: str = "m", id_: str = "1") -> Any:
+    body = {"type": "error", "error": {"type": kind, "message": message}, "request_id": id_}
+    raw = json.dumps(body).encode()
+    headers = {"x-request-id": "1", "request-id": "1", "content-type": "application/json"}
+    headers |= {"content-length": str(len(raw)), "retry-after": "1"}
+    return status, headers, raw, True
 
 
-ROLE = chunk({"role": "assistant", "content": None})
-TEXT = chunk({"content": "ab"})
-FINISH = chunk({}, "length")
-USAGE = chunk(
-    {},
-    choices=[],
-    usage={"completion_tokens": 2, "completion_tokens_details": {"reasoning_tokens": 0}},
-)
-DONE = b"data: [DONE]\n\n"
-WHOLE = [ROLE, TEXT, FINISH, USAGE, DONE]
-
-
-def judge_stream(judge: ModuleType, parts: list[bytes], *, complete: bool = True) -> None:
-    question = judge.Question("q", 2)
-    goldens = judge.Goldens({("m", question): "ab"})
-    stream = judge.ChatStream(question, "m", True)
-    for byte in b"".join(parts):
-        stream.feed(bytes([byte]))
-    stream.end(complete=complete, goldens=goldens)
-
-
-def test_a_whole_stream_is_let_through(soak: Callable[[str], ModuleType]) -> None:
-    judge_stream(soak("judge"), WHOLE)
-    judge_stream(soak("judge"), [ROLE, b": keep-alive\n\n", TEXT, FINISH, USAGE, DONE])
+def test_a_right_error_of_messages_is_let_through(soak: Callable[[str], ModuleType]) -> None:
+    judge, answer = soak("judge"), soak("wire").Answer
+    bad = answer(*anthropic(400, "invalid_request_error"))
+    assert judge.check_answer(bad, {400}, api="messages") == "400 invalid_request_error"
+    full = answer(*anthropic(503, "overloaded_error", f"{judge.QUEUE_FULL_WORDS} and"))
+    assert judge.check_refusal(full, "messages") == judge.QUEUE_FULL
 
 
 @pytest.mark.parametrize(
-    "parts",
+    "answer",
     [
-        [],
-        WHOLE[:1],
-        WHOLE[:2],
-        WHOLE[:3],
-        WHOLE[:4],
-        [ROLE, FINISH, USAGE, DONE],  # its text is missing
-        [ROLE, TEXT, TEXT, FINISH, USAGE, DONE],
-        [ROLE, TEXT, USAGE, DONE],
-        [ROLE, TEXT, FINISH, DONE],
-        [TEXT, FINISH, USAGE, DONE],
-        [*WHOLE, TEXT],
-        [ROLE, TEXT, FINISH, TEXT, USAGE, DONE],
-        [ROLE, chunk({"content": "ab"}, id="another"), FINISH, USAGE, DONE],
-        [ROLE, b'data: {"error": {"message": "m"}}\n\n'],
-        [ROLE, b"<html>\n\n"],
-        [*WHOLE, b"data: half"],
+        anthropic(400, "overloaded_error"),
+        anthropic(503, "api_error"),
+        anthropic(400, "invalid_request_error", ""),
+        anthropic(400, "invalid_request_error", "m", "another"),
+        (*error(400), True),
     ],
 )
-def test_a_wrong_stream_is_a_violation(
-    soak: Callable[[str], ModuleType], parts: list[bytes]
+def test_a_wrong_error_of_messages_is_a_violation(
+    soak: Callable[[str], ModuleType], answer: Any
 ) -> None:
     judge = soak("judge")
     with pytest.raises(judge.Violation):
-        judge_stream(judge, parts)
+        judge.check_answer(soak("wire").Answer(*answer), {400, 503}, api="messages")
 
 
-def test_a_cut_stream_is_a_violation(soak: Callable[[str], ModuleType]) -> None:
+def test_a_503_of_messages_that_is_no_full_queue_is_a_violation(
+    soak: Callable[[str], ModuleType],
+) -> None:
     judge = soak("judge")
     with pytest.raises(judge.Violation):
-        judge_stream(judge, WHOLE, complete=False)
+        judge.check_refusal(soak("wire").Answer(*anthropic(503, "overloaded_error")), "messages")
 
 
 def test_the_log_is_read_for_errors(soak: Callable[[str], ModuleType]) -> None:

@@ -137,6 +137,10 @@ class ModelConfig:
     card: ModelCard | None = None
     """What that file says; ``None``: there is none."""
     sampling: SamplingDefaults = field(factory=SamplingDefaults)
+    prefix_cache_slots: int = 8
+    """Ended sequences that are kept for prompts that begin alike."""
+    prefill_cache_slots: int = 0
+    """Whole prompts that are kept as such."""
     on_sigterm: SigtermPolicy | None = None
     """``None``: ``drain`` with one slot, ``finalize`` with more."""
     given: frozenset[str] = field(default=frozenset(), eq=False)

@@ -222,6 +222,7 @@ def load_llama(
         mlock=model.mlock,
         rope_freq_base=model.rope_freq_base,
         rope_freq_scale=model.rope_freq_scale,
+        keeps_prefixes=bool(model.prefix_cache_slots or model.prefill_cache_slots),
         size_bytes=size_bytes,
     )
     runner = LlamaRunner(spec, on_progress=on_progress, stopped=stopped)
@@ -231,7 +232,14 @@ def load_llama(
         max_ctx=runner.max_ctx,
         decode_headroom=model.decode_headroom,
     )
-    return LoadedModel(runner, ledger, model.chunk, tuple(spec.warnings))
+    return LoadedModel(
+        runner,
+        ledger,
+        model.chunk,
+        tuple(spec.warnings),
+        prefixes=model.prefix_cache_slots,
+        prompts=model.prefill_cache_slots,
+    )
 
 
 # ------------------------------------------------------------------------------- the server

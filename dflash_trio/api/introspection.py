@@ -146,7 +146,7 @@ def _model_status(model: ModelStatus) -> dict[str, Any]:
             "total": ledger.pool,
             "committed": ledger.committed,
             "used": engine.cells_used,
-            "cached": 0,
+            "cached": engine.cells_cached,
             "available": model.cells_available,
         },
         "in_flight": dict(model.in_flight),

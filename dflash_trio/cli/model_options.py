@@ -126,10 +126,10 @@ _SAMPLING = (
 )
 
 _CACHES = (
-    _model("prefix-cache-slots", takes=integer(0, 255), default="0", only_value="0",
-           help="Prompt beginnings kept in device memory for later requests."),
-    _model("prefill-cache-slots", takes=integer(0, 255), default="0", only_value="0",
-           help="Whole prefilled prompts kept in device memory."),
+    _model("prefix-cache-slots", takes=integer(0, 255), default="8", field="prefix_cache_slots",
+           help="Ended sequences kept for prompts that begin alike; 0 keeps none."),
+    _model("prefill-cache-slots", takes=integer(0, 255), default="0", field="prefill_cache_slots",
+           help="Whole prompts kept as such, beside what became of them."),
     _model("disk-prefix-cache", takes=values.DIRECTORY_OR_OFF, default="off", only_value="off",
            help="A folder that keeps prompt beginnings over restarts."),
 )

@@ -37,6 +37,8 @@ class Hold:
     cells: int
     """Promised now; grows as the worker extends it."""
     released: bool = field(default=False, init=False)
+    paused: bool = field(default=False, init=False)
+    """It has its slots but no cells, until it is resumed."""
 
 
 class KVLedger:
@@ -53,9 +55,10 @@ class KVLedger:
         self._max_ctx = max_ctx
         self._decode_headroom = decode_headroom
         # The only mutable state. Invariants: 0 <= _slots_reserved <= _slots and
-        # 0 <= _committed <= _pool; both are 0 when no hold lives.
+        # 0 <= _committed <= _pool; all are 0 when no hold lives.
         self._slots_reserved = 0
         self._committed = 0
+        self._paused = 0
 
     @property
     def room(self) -> int:
@@ -65,6 +68,15 @@ class KVLedger:
     @property
     def slots(self) -> int:
         return self._slots
+
+    @property
+    def pool(self) -> int:
+        return self._pool
+
+    @property
+    def committed(self) -> int:
+        """Cells promised to holds that live now."""
+        return self._committed
 
     @property
     def max_ctx(self) -> int:
@@ -103,12 +115,37 @@ class KVLedger:
         Called by the worker as its sequences grow past their promise.
         """
         with self._lock:
-            if hold.released:
-                raise ValueError("a released hold cannot grow")
+            if hold.released or hold.paused:
+                raise ValueError("a hold that is released or paused cannot grow")
             granted = max(0, min(cells, self._pool - self._committed))
             hold.cells += granted
             self._committed += granted
             return granted
+
+    def pause(self, hold: Hold) -> None:
+        """Take all its cells back from a living hold; it keeps its slots. While one is paused,
+        nobody is admitted: what frees is for those who are to go on."""
+        with self._lock:
+            if hold.released or hold.paused:
+                raise ValueError("only a hold that lives and has its cells can be paused")
+            hold.paused = True
+            self._paused += 1
+            self._committed -= hold.cells
+            hold.cells = 0
+
+    def try_resume(self, hold: Hold, cells: int, *, spare: int) -> bool:
+        """Promise ``cells`` to a paused hold again. False, and no change, if they are not free, or
+        if less than ``spare`` would be free then."""
+        with self._lock:
+            if hold.released or not hold.paused:
+                raise ValueError("only a hold that is paused can be resumed")
+            if self._committed + cells + spare > self._pool:
+                return False
+            hold.paused = False
+            self._paused -= 1
+            hold.cells = cells
+            self._committed += cells
+            return True
 
     def release(self, hold: Hold) -> None:
         """Give everything back. Once: a second release is a bug and raises ValueError."""
@@ -116,6 +153,7 @@ class KVLedger:
             if hold.released:
                 raise ValueError("a hold was released twice")
             hold.released = True
+            self._paused -= hold.paused
             self._slots_reserved -= hold.slots
             self._committed -= hold.cells
 
@@ -126,6 +164,7 @@ class KVLedger:
                 slots_reserved=self._slots_reserved,
                 pool=self._pool,
                 committed=self._committed,
+                paused=self._paused,
             )
 
     def _headroom(self, prompt: int, max_tokens: int, n: int) -> int:
@@ -143,6 +182,7 @@ class KVLedger:
         if self.fit(prompt, max_tokens, n) is Fit.NONE:
             return False
         return (
-            self._slots_reserved + n <= self._slots
+            not self._paused
+            and self._slots_reserved + n <= self._slots
             and self._committed + self._charge(prompt, max_tokens, n) <= self._pool
         )

@@ -78,6 +78,8 @@ class LlamaSpec:
     mlock: bool = False
     rope_freq_base: float | None = None
     rope_freq_scale: float | None = None
+    keeps_prefixes: bool = False
+    """Prompts may go on from what is left of earlier ones."""
     size_bytes: int = 0
     """Of all files of the model: what ``auto`` wants free on a GPU."""
     warnings: list[str] = field(factory=list)
@@ -180,6 +182,11 @@ class LlamaRunner:
                 f"--kv-pool-tokens {spec.pool} is more than --max-concurrency x --max-ctx can use: "
                 f"it is {largest} here"
             )
+        # Tokens that a sliding window remembers, 0 without one.
+        self._window = int(llama.llama_model_n_swa(self._model))
+        self._recurrent = bool(
+            llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model)
+        )
         template = llama.llama_model_chat_template(self._model, None)
         self.info = ModelInfo(
             architecture=self._metadata("general.architecture") or "unknown",
@@ -197,6 +204,7 @@ class LlamaRunner:
         # A cache partitioned by sequence where no cells are shared and the pool is every slot's
         # whole context: faster, and what bit-equal answers need. Else one cache for all.
         partitioned = self.pool >= spec.slots * self.max_ctx
+        self.shares_cells = not partitioned
         batch = spec.chunk + spec.slots
         params.n_seq_max = spec.slots
         params.kv_unified = not partitioned
@@ -212,7 +220,8 @@ class LlamaRunner:
         params.flash_attn_type = _FLASH_ATTENTION[spec.flash_attn]
         params.rope_freq_base = spec.rope_freq_base or 0.0
         params.rope_freq_scale = spec.rope_freq_scale or 0.0
-        params.swa_full = False
+        # A sliding window that remembers everything, where prompts go on from earlier ones.
+        params.swa_full = spec.keeps_prefixes
         params.no_perf = True
         if device is None:
             # On a GPU build these two would still move a CPU block's work to the GPU.
@@ -343,9 +352,35 @@ class LlamaRunner:
             likeliest = [int(t) for t in some[np.lexsort((some, -logits[some]))]]
         return TokenLogprob(alternative(token), tuple(map(alternative, likeliest)))
 
-    def copy(self, source: int, target: int) -> None:
+    def copy(self, source: int, target: int, length: int) -> None:
+        if self.shares_cells:
+            llama.llama_memory_seq_cp(self._memory, source, target, 0, length)
+            return
         # The whole sequence: of a part, a partitioned cache would end the process.
         llama.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        self.rewind(target, length)
+
+    def save(self, seq_id: int) -> bytes:
+        size = llama.llama_state_seq_get_size(self.context, seq_id)
+        buffer = ctypes.create_string_buffer(size)
+        written = llama.llama_state_seq_get_data(
+            self.context, ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint8)), size, seq_id
+        )
+        return buffer.raw[:written]
+
+    def load(self, seq_id: int, state: bytes) -> None:
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if not llama.llama_state_seq_set_data(self.context, buffer, len(state), seq_id):
+            raise EngineError(f"a saved state of {len(state)} bytes does not fit sequence {seq_id}")
+
+    def can_rewind(self, seq_id: int, length: int) -> bool:
+        if self._recurrent:
+            return length == self.sequence_length(seq_id)
+        if not self._window:
+            return True
+        # What has left the window is gone; llama.cpp would rewind all the same, to wrong answers.
+        begin = int(llama.llama_memory_seq_pos_min(self._memory, seq_id))
+        return begin <= max(0, length - self._window)
 
     def sequence_length(self, seq_id: int) -> int:
         return int(llama.llama_memory_seq_pos_max(self._memory, seq_id)) + 1

@@ -147,6 +147,12 @@ class ModelRunner(Protocol):
     def info(self) -> ModelInfo: ...
 
     @property
+    def shares_cells(self) -> bool:
+        """All rows draw on one pool of cells, and a copy shares its original's. False: each row has
+        cells of its own."""
+        ...
+
+    @property
     def vocabulary(self) -> Vocabulary: ...
 
     def new_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> TokenSampler:
@@ -158,8 +164,23 @@ class ModelRunner(Protocol):
         last batch, in the model's own distribution."""
         ...
 
-    def copy(self, source: int, target: int) -> None:
-        """Give sequence ``target``, which must be empty, all cells of ``source``."""
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Give sequence ``target``, which must be empty, the first ``length`` tokens of
+        ``source``. Moves no data where cells are shared."""
+        ...
+
+    def save(self, seq_id: int) -> bytes:
+        """Everything that a sequence has in the cache, for :meth:`load` of this very runner."""
+        ...
+
+    def load(self, seq_id: int, state: bytes) -> None:
+        """Give a sequence, which must be empty, what another one had. The bytes must be as
+        :meth:`save` gave them. Raises EngineError if they do not fit."""
+        ...
+
+    def can_rewind(self, seq_id: int, length: int) -> bool:
+        """Whether a sequence could go on exactly from its first ``length`` tokens: some caches
+        have lost what is far back, or cannot go back at all."""
         ...
 
     def warm_up(self) -> None:

@@ -5,13 +5,15 @@ A step is three calls: :meth:`Scheduler.plan` chooses slices, the runner decodes
 token a step, and prompts share the rest of the batch chunk by chunk (continuous batching), so
 a long prompt delays its neighbours by one chunk at most.
 
+When the pool has no cell for somebody's next token, the newest generation is paused: it gives its
+cells back and computes them again once there are enough, oldest first. The oldest always goes on.
+
 Runs on the worker's thread only. Touches no clock, no channel and no event loop: events are
 returned as data, which is what makes it testable without threads.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import attrs
@@ -23,20 +25,25 @@ from ..generation.events import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     Retired,
-    TextDelta,
     Usage,
 )
 from ..generation.request import MAX_SEED
 from ..generation.status import EngineStatistics
 from .admission import KVLedger
 from .answer_text import AnswerText
-from .model_runner import BatchSlice, DecodeOutcome, EngineError, ModelRunner
+from .model_runner import BatchSlice, DecodeOutcome, ModelRunner
+from .prefill_shares import prefill_shares
+from .prefix_cache import PrefixCache
 from .sequence import Sequence, SequenceState
+from .token_step import Ending, take_token
 
 Delivery = list[tuple[int, Event]]
 """(generation id, event) pairs, oldest first."""
+
+
+_SHUTDOWN = Ending("length", detail=SERVER_SHUTDOWN)
+_NO_CELLS = Ending("length", detail="no_free_cells")
 
 
 @frozen
@@ -50,7 +57,8 @@ class Planned:
 class Scheduler:
     """Runs one model's sequences.
 
-    ``chunk``: prefill tokens in one step, shared by all prompts. ``on_batch`` is told the
+    ``chunk``: prefill tokens in one step, shared by all prompts. ``prefixes`` and ``prompts``: how
+    many ended sequences and whole prompts are kept for later ones. ``on_batch`` is told the
     generations of each batch and its tokens right before it is decoded, and the empty set right
     after: while it names a generation, that one's tokens are on the device.
     """
@@ -61,19 +69,22 @@ class Scheduler:
         ledger: KVLedger,
         *,
         chunk: int,
+        prefixes: int = 0,
+        prompts: int = 0,
         on_batch: Callable[[frozenset[int], int], None] = lambda _generations, _tokens: None,
     ) -> None:
         self._runner = runner
         self._ledger = ledger
         self._chunk = chunk
         self._on_batch = on_batch
-        self._free_rows = deque(range(ledger.slots))
+        self._cache = PrefixCache(runner, slots=ledger.slots, prefixes=prefixes, prompts=prompts)
         # By generation and the answer's index. Insertion order is arrival order: oldest first
         # everywhere below.
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self._events: Delivery = []
         self._finalizing = False
         self._steps = 0
+        self._pauses = 0
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -98,18 +109,18 @@ class Scheduler:
             self._fail(sequence.generation_id, "the prompt has no tokens")
         elif self._finalizing:
             for answer in (sequence, *siblings):
-                self._finish(answer, "length", detail=SERVER_SHUTDOWN)
+                self._finish(answer, _SHUTDOWN)
 
     def cancel(self, generation_id: int) -> None:
         """Retire a generation whose client is gone. Unknown ids are already retired: no-op."""
         for sequence in self._answers(generation_id):
-            self._finish(sequence, "cancelled")
+            self._finish(sequence, Ending("cancelled"))
 
     def finalize_all(self) -> None:
         """End every generation now, properly, and each later one at once."""
         self._finalizing = True
         for sequence in list(self._sequences.values()):
-            self._finish(sequence, "length", detail=SERVER_SHUTDOWN)
+            self._finish(sequence, _SHUTDOWN)
 
     def fail_all(self, message: str) -> None:
         """The engine is lost: fail and retire everybody. Frees nothing on the device."""
@@ -127,8 +138,9 @@ class Scheduler:
 
     # ----------------------------------------------------------------------------- one step
 
-    def step(self) -> None:
-        """Plan, decode, take the outputs. Raises EngineError when the engine is lost."""
+    def step(self) -> bool:
+        """Plan, decode, take the outputs. False: nobody can go on now; everybody is paused until
+        somebody outside gives cells back. Raises EngineError when the engine is lost."""
         planned = self.plan()
         while planned:
             self._on_batch(
@@ -142,70 +154,88 @@ class Scheduler:
             self._steps += 1
             if outcome is DecodeOutcome.DONE:
                 self._take_outputs(planned)
-                return
+                return True
             if outcome is DecodeOutcome.ABORTED:
                 # Aborting is asked for only when everybody in the batch is to go: that is in the
                 # inbox already, and their cells are freed whatever they hold.
-                return
-            # No cells although the ledger promised them: the newest one gives way.
-            victim = max(planned, key=lambda item: item.sequence.generation_id)
-            planned.remove(victim)
-            self._finish(victim.sequence, "length", detail="no_free_cells")
+                return True
+            # The cells that the ledger promised are in kept prefixes, or, should the cache be
+            # smaller than it said, nowhere: then waiting would not help the newest.
+            if not self._cache.evict():
+                victim = max(planned, key=lambda item: item.sequence.generation_id)
+                planned.remove(victim)
+                self._finish(victim.sequence, _NO_CELLS)
+        return False
 
     def plan(self) -> list[Planned]:
         """The next batch: one token of every decoding sequence, then prompts by chunks."""
+        self._resume()
+        self._promise_cells()
         planned: list[Planned] = []
         prefilling: list[Sequence] = []
-        for sequence in list(self._sequences.values()):
-            if sequence.state is SequenceState.QUEUED:
-                if sequence.index:
-                    continue  # its first answer prefills for it
+        for sequence in self._sequences.values():
+            if sequence.hold.paused:
+                continue
+            if sequence.state is SequenceState.QUEUED and not sequence.index:
                 self._start(sequence)
+                self._place(sequence)
+            elif sequence.state is SequenceState.PAUSED:
+                self._place(sequence)
             if sequence.state is SequenceState.PREFILLING:
                 prefilling.append(sequence)
-            elif self._has_next_cell(sequence):
+            elif sequence.state is SequenceState.DECODING:
                 assert sequence.seq_id is not None
-                assert sequence.last_token is not None
+                token = (sequence.answer[-1],)
                 planned.append(
-                    Planned(
-                        sequence,
-                        BatchSlice(
-                            sequence.seq_id, sequence.computed, (sequence.last_token,), True
-                        ),
-                    )
+                    Planned(sequence, BatchSlice(sequence.seq_id, sequence.computed, token, True))
                 )
-        for sequence, share in _shares(prefilling, self._chunk):
+        for sequence, share in prefill_shares(prefilling, self._chunk):
             assert sequence.seq_id is not None
-            begin = sequence.computed
-            end = begin + share
+            begin, end = sequence.computed, sequence.computed + share
+            # A sequence that goes on after a pause has its next token already.
+            wants_output = end == sequence.to_prefill and not sequence.answer
+            tokens = sequence.tokens(begin, end)
             planned.append(
-                Planned(
-                    sequence,
-                    BatchSlice(
-                        sequence.seq_id,
-                        begin,
-                        sequence.prompt[begin:end],
-                        end == len(sequence.prompt),
-                    ),
-                )
+                Planned(sequence, BatchSlice(sequence.seq_id, begin, tokens, wants_output))
             )
         return planned
 
     def _start(self, sequence: Sequence) -> None:
+        """Give a sequence what it needs beside cells."""
         prepared = sequence.prepared
         sampling = prepared.sampling
         if sampling.seed is not None and sequence.index:
             # Each answer draws differently, and the same way every time.
-            sampling = attrs.evolve(
-                sampling, seed=(sampling.seed + sequence.index) % (MAX_SEED + 1)
-            )
-        sequence.seq_id = self._free_rows.popleft()
+            seed = (sampling.seed + sequence.index) % (MAX_SEED + 1)
+            sampling = attrs.evolve(sampling, seed=seed)
         sequence.sampler = self._runner.new_sampler(sampling, sequence.prompt)
         sequence.text = AnswerText(prepared, sequence.index, self._runner.vocabulary)
         if prepared.constraint is not None:
             sequence.matcher = prepared.constraint.new_matcher()
-        if sequence.index == 0:
-            sequence.enter(SequenceState.PREFILLING)
+
+    def _place(self, sequence: Sequence) -> None:
+        """Give a sequence a row and what of its tokens is in the cache already, to prefill the
+        rest. Waits where another answer of its generation computes the prompt for it."""
+        first = self._answers(sequence.generation_id)[0]
+        prompt = len(sequence.prompt)
+        if first is not sequence:
+            if first.seq_id is None or first.computed < prompt:
+                return
+            sequence.seq_id, sequence.computed = self._cache.take_row(), prompt
+            self._runner.copy(first.seq_id, sequence.seq_id, prompt)
+        else:
+            reuse = sequence.prepared.cache_prompt
+            if not reuse and all(s.seq_id is None for s in self._sequences.values()):
+                # Whoever asks for this wants the same answer every time, and what else is in the
+                # cache changes the last bits. Nobody else is there to mind.
+                self._cache.clear()
+            tokens = sequence.tokens(0, sequence.to_prefill)
+            sequence.seq_id, sequence.computed = self._cache.begin(tokens, reuse=reuse)
+            if not sequence.answer:
+                sequence.cached = sequence.computed
+        sequence.enter(SequenceState.PREFILLING)
+        if sequence.computed == sequence.to_prefill:
+            sequence.enter(SequenceState.DECODING)
 
     def _fork(self, first: Sequence) -> list[Sequence]:
         """Start the other answers of a generation whose prompt has just been computed."""
@@ -215,131 +245,132 @@ class Scheduler:
         for other in others:
             self._start(other)
             assert first.seq_id is not None
-            assert other.seq_id is not None
-            self._runner.copy(first.seq_id, other.seq_id)
-            other.computed = first.computed
+            other.seq_id, other.computed = self._cache.take_row(), first.computed
+            self._runner.copy(first.seq_id, other.seq_id, first.computed)
+            other.cached = first.cached
             other.enter(SequenceState.DECODING)
         return others
 
+    # ------------------------------------------------------------------------------- cells
+
+    def _promise_cells(self) -> None:
+        """See to it that every decoding sequence is promised the cell for its next token, the
+        oldest first: where the pool is out, the newest generation gives way."""
+        for sequence in list(self._sequences.values()):
+            while sequence.state is SequenceState.DECODING and not self._has_next_cell(sequence):
+                self._give_way(sequence)
+
     def _has_next_cell(self, sequence: Sequence) -> bool:
-        """Make sure that the sampled token may enter the cache; else the sequence ends here."""
         hold = sequence.hold
-        needed = sequence.length
-        if sequence.prepared.n > 1:
-            answers = self._answers(sequence.generation_id)
-            needed = len(sequence.prompt) + sum(answer.generated for answer in answers)
-        if needed <= hold.cells:
+        shortfall = self._cells_needed(sequence) - hold.cells
+        if shortfall <= 0:
             return True
-        wanted = min(
+        return self._ledger.extend(hold, max(shortfall, self._headroom(sequence))) >= shortfall
+
+    def _cells_needed(self, sequence: Sequence) -> int:
+        """Cells for all that a generation's answers have so far; the prompt counts once."""
+        if sequence.prepared.n == 1:
+            return sequence.length
+        answers = self._answers(sequence.generation_id)
+        return len(sequence.prompt) + sum(answer.generated for answer in answers)
+
+    def _headroom(self, sequence: Sequence) -> int:
+        """Cells that a sequence is promised beyond what it has, where there are as many."""
+        return min(
             self._ledger.decode_headroom,
             self._ledger.max_ctx - sequence.length + 1,
             sequence.prepared.max_tokens - sequence.generated,
         )
-        shortfall = needed - hold.cells
-        if self._ledger.extend(hold, max(shortfall, wanted)) >= shortfall:
-            return True
-        self._finish(sequence, "length", detail="no_free_cells")
-        return False
+
+    def _give_way(self, claimant: Sequence) -> None:
+        """Pause the newest generation, so that an older one has cells; or end ``claimant`` where
+        it has all of the pool."""
+        running = {s.generation_id: s.hold for s in self._sequences.values() if not s.hold.paused}
+        newest = max(running)
+        # Cells of requests that are not in the engine, whose output drains or who are about to
+        # come, are worth waiting for.
+        if len(running) == 1 and self._ledger.committed == claimant.hold.cells:
+            self._finish(claimant, _NO_CELLS)
+            return
+        for sequence in self._answers(newest):
+            self._give_row_back(sequence, keep=False)
+            if sequence.state is not SequenceState.QUEUED:
+                sequence.enter(SequenceState.PAUSED)
+        self._ledger.pause(running[newest])
+        self._pauses += 1
+
+    def _resume(self) -> None:
+        """Promise paused generations their cells again, the oldest first, as far as there are
+        enough for everybody to go on for a while."""
+        for sequence in list(self._sequences.values()):
+            if not sequence.hold.paused:
+                continue
+            # What the running ones will want next stays free: else it would be paused again at
+            # once, and all that it computed would be lost.
+            running = {s.generation_id: s for s in self._sequences.values() if not s.hold.paused}
+            wanted = sum(max(0, self._headroom(other)) for other in running.values())
+            answers = len(self._answers(sequence.generation_id))
+            needed = self._cells_needed(sequence) + answers * max(1, self._headroom(sequence))
+            cells = min(needed, self._ledger.pool)
+            if not self._ledger.try_resume(sequence.hold, cells, spare=wanted):
+                return
+
+    # ---------------------------------------------------------------------------- outputs
 
     def _take_outputs(self, planned: Iterable[Planned]) -> None:
         for index, item in enumerate(planned):
             sequence = item.sequence
+            if sequence.state is SequenceState.RETIRED:
+                continue  # failed together with another answer of its generation, just now
             sequence.computed += len(item.slice.tokens)
             if sequence.state is SequenceState.PREFILLING:
                 self._prompt_tokens += len(item.slice.tokens)
+                if sequence.computed == sequence.to_prefill:
+                    sequence.enter(SequenceState.DECODING)
             if not item.slice.wants_output:
                 continue
             answers = [sequence]
-            if sequence.state is SequenceState.PREFILLING:
-                sequence.enter(SequenceState.DECODING)
+            if not sequence.answer:
+                assert sequence.seq_id is not None
+                if sequence.prepared.cache_prompt:
+                    self._cache.computed(sequence.seq_id, sequence.prompt)
                 answers += self._fork(sequence)
             for answer in answers:
-                try:
-                    self._take_token(answer, index)
-                except ConstraintError as error:
-                    self._fail(answer.generation_id, f"the answer's grammar: {error}")
+                if not self._take_token(answer, index):
                     break
 
-    def _take_token(self, sequence: Sequence, output: int) -> None:
-        """Choose a sequence's next token and see what comes of it."""
-        sampler, text, matcher = sequence.sampler, sequence.text, sequence.matcher
-        assert sampler is not None
-        assert text is not None
-        prepared, thinking = sequence.prepared, text.thinking
-        plan, eog_tokens = prepared.thinking, self._runner.vocabulary.eog_tokens
-        if thinking and not sequence.forced:
-            assert plan is not None
-            if text.reasoning_tokens >= plan.limit:
-                sequence.close_thinking(plan.close_tokens, plan.limited_by)
-        if not sequence.forced:
-            mask = matcher.mask() if matcher is not None and not thinking else None
-            token = sampler.sample(output, mask)
-            if token in eog_tokens and thinking and matcher is not None:
-                # It would end without the answer that it owes.
-                assert plan is not None
-                sequence.close_thinking(plan.close_tokens, "model")
-        was_forced = bool(sequence.forced)
-        if was_forced:
-            token = sequence.forced.popleft()
-            sampler.accept(token)
-        sequence.last_token = token
-        sequence.generated += 1
+    def _take_token(self, sequence: Sequence, output: int) -> bool:
+        """False: the whole generation has failed."""
+        generation_id = sequence.generation_id
+        try:
+            deltas, ending = take_token(sequence, output, self._runner, room=self._ledger.room)
+        except ConstraintError as error:
+            self._fail(generation_id, f"the answer's grammar: {error}")
+            return False
         self._completion_tokens += 1
-
-        ends = token in eog_tokens and not was_forced
-        if ends and (matcher is not None or not prepared.ignore_eos):
-            if token in prepared.shown_tokens:  # it ends a part of the output as well
-                self._tell(sequence, text.push(token, None, closes_for="model"))
-            self._finish(sequence, "stop")
-            return
-        logprob = None
-        if prepared.logprobs is not None and not thinking:
-            logprob = self._runner.logprobs(output, token, prepared.logprobs)
-        closes_for = sequence.closes_for if was_forced else "model"
-        self._tell(sequence, text.push(token, logprob, closes_for=closes_for))
-        if matcher is not None and not was_forced:
-            if not thinking:
-                matcher.accept(token)
-            elif not text.thinking:
-                assert plan is not None
-                sequence.forced.extend(plan.resume_tokens)
-        self._after_token(sequence, text)
-
-    def _tell(self, sequence: Sequence, deltas: Iterable[TextDelta]) -> None:
-        self._events += [(sequence.generation_id, delta) for delta in deltas]
-
-    def _after_token(self, sequence: Sequence, text: AnswerText) -> None:
-        """Decide whether the generation goes on."""
-        if text.stopped:
-            self._finish(sequence, "stop", stop_sequence=text.stop_sequence)
-        elif sequence.matcher is not None and sequence.matcher.finished:
-            self._finish(sequence, "stop")
-        elif sequence.generated >= sequence.prepared.max_tokens:
-            self._finish(sequence, "length")
-        elif sequence.length >= self._ledger.room:
-            self._finish(sequence, "length", detail="context_full")
+        self._events += [(generation_id, delta) for delta in deltas]
+        if ending is not None:
+            self._finish(sequence, ending)
+        return True
 
     # ----------------------------------------------------------------------------- endings
 
-    def _finish(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        *,
-        stop_sequence: str | None = None,
-        detail: str | None = None,
-    ) -> None:
+    def _finish(self, sequence: Sequence, ending: Ending) -> None:
         text = sequence.text
-        if text is not None and reason != "cancelled":
-            self._tell(sequence, text.finish())
+        if text is not None and ending.reason != "cancelled":
+            self._events += [(sequence.generation_id, delta) for delta in text.finish()]
         usage = Usage(
             prompt_tokens=len(sequence.prompt),
             completion_tokens=sequence.generated,
+            cached_tokens=sequence.cached,
             reasoning_tokens=text.reasoning_tokens if text is not None else 0,
             thinking_closed_by=text.thinking_closed_by if text is not None else None,
         )
         self._free(sequence)
-        self._retire(sequence, Finished(reason, usage, stop_sequence, detail, sequence.index))
+        self._retire(
+            sequence,
+            Finished(ending.reason, usage, ending.stop_sequence, ending.detail, sequence.index),
+        )
 
     def _fail(self, generation_id: int, message: str, *, device_is_lost: bool = False) -> None:
         """End all of a generation's answers that have not ended, with one failure for all."""
@@ -355,11 +386,18 @@ class Scheduler:
         sampler, sequence.sampler = sequence.sampler, None
         if sampler is not None:
             sampler.close()
-        if sequence.seq_id is not None:
-            if not device_is_lost:
-                self._runner.rewind(sequence.seq_id, 0)
-            self._free_rows.append(sequence.seq_id)
+        if device_is_lost and sequence.seq_id is not None:
+            self._cache.lose(sequence.seq_id)
             sequence.seq_id = None
+        # Of several answers the first is as good as any to go on from.
+        self._give_row_back(sequence, keep=not sequence.index)
+
+    def _give_row_back(self, sequence: Sequence, *, keep: bool) -> None:
+        row, sequence.seq_id = sequence.seq_id, None
+        if row is not None:
+            keep = keep and sequence.prepared.cache_prompt
+            self._cache.end(row, sequence.tokens(0, sequence.computed), keep=keep)
+        sequence.computed = 0
 
     def _retire(self, sequence: Sequence, ending: Finished | Failed | None) -> None:
         """``ending``: what is told of it; ``None`` where another answer's failure says it all."""
@@ -374,50 +412,33 @@ class Scheduler:
     # --------------------------------------------------------------------------- inspection
 
     def check_idle(self) -> None:
-        """With nothing running the cache must be empty; EngineError when cells leaked."""
-        leaked = {
-            row: length
-            for row in range(self._ledger.slots)
-            if (length := self._runner.sequence_length(row))
-        }
-        if leaked:
-            raise EngineError(f"KV cells leaked while idle: {leaked}")
-        if len(self._free_rows) != self._ledger.slots:
-            raise EngineError("a sequence row leaked while idle")
+        """With nothing running the cache must hold what is kept, and no more; else EngineError."""
+        self._cache.check_idle()
 
     def statistics(self) -> EngineStatistics:
-        decoding = sum(s.state is SequenceState.DECODING for s in self._sequences.values())
+        states = [sequence.state for sequence in self._sequences.values()]
+        decoding = states.count(SequenceState.DECODING)
+        paused = states.count(SequenceState.PAUSED)
         return EngineStatistics(
             steps=self._steps,
-            sequences_prefilling=len(self._sequences) - decoding,
+            sequences_prefilling=len(states) - decoding - paused,
             sequences_decoding=decoding,
+            sequences_paused=paused,
+            pauses=self._pauses,
             cells_used=self._cells_used(),
+            cells_cached=self._cache.cells,
+            prefixes_cached=len(self._cache),
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
         )
 
     def _cells_used(self) -> int:
-        """What is in the cache; a prompt that several answers share counts once."""
+        """What running sequences have in the cache; a prompt of several answers counts once."""
         used, shared = 0, set()
         for (generation_id, _), sequence in self._sequences.items():
             used += sequence.computed
             if sequence.computed and generation_id in shared:
                 used -= len(sequence.prompt)
-            elif sequence.prepared.n > 1:
+            elif sequence.computed and sequence.prepared.n > 1:
                 shared.add(generation_id)
         return used
-
-
-def _shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-    """How many tokens of each prompt go into a step of ``budget`` prefill tokens, none empty.
-
-    Even shares, so that a long prompt cannot starve a short one; what a short one leaves over goes
-    to the longer ones. With more prompts than tokens the oldest get one each. Keeps the order.
-    """
-    shares: dict[int, int] = {}
-    by_need = sorted(prefilling[:budget], key=lambda s: len(s.prompt) - s.computed)
-    for place, sequence in enumerate(by_need):
-        share = min(len(sequence.prompt) - sequence.computed, budget // (len(by_need) - place))
-        shares[sequence.generation_id] = share
-        budget -= share
-    return [(s, shares[s.generation_id]) for s in prefilling if s.generation_id in shares]

@@ -9,11 +9,13 @@ Tests may script answers, make steps slow, make them fail, or hold them at a gat
 from __future__ import annotations
 
 import math
+import pickle
 import random
 import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 from ..generation.events import TokenAlternative, TokenLogprob
@@ -119,12 +121,12 @@ class ScriptedSampler:
     def _penalize(self, logits: list[float]) -> None:
         params, last = self._params, self._params.penalty_last_n
         seen = self._history if last < 0 else self._history[-last:] if last else []
-        for token, count in Counter(seen).items():
+        for token, times in Counter(seen).items():
             if logits[token] > 0:
                 logits[token] /= params.repeat_penalty
             else:
                 logits[token] *= params.repeat_penalty
-            logits[token] -= count * params.frequency_penalty + params.presence_penalty
+            logits[token] -= times * params.frequency_penalty + params.presence_penalty
 
     def close(self) -> None:
         if self.closed:
@@ -141,12 +143,15 @@ class ScriptedRunner:
         *,
         slots: int = 1,
         cells: int = 4096,
+        shares_cells: bool = True,
+        window: int | None = None,
         script: Script | None = None,
         before_decode: Callable[[Sequence[BatchSlice]], None] | None = None,
         chat_template: str | None = None,
         architecture: str = "scripted",
     ) -> None:
-        """``script`` forces tokens; ``before_decode`` runs in each step and may block or raise."""
+        """``window``: tokens that a row remembers for going back; ``None``: all. ``script`` forces
+        tokens; ``before_decode`` runs in each step and may block or raise."""
         self.info = ModelInfo(
             architecture=architecture,
             description="scripted",
@@ -162,12 +167,18 @@ class ScriptedRunner:
         self.closed = False
         self.decoded_tokens = 0
         self._cells = cells
+        self._window = window
         self._script = script
         self._before_decode = before_decode
+        self.shares_cells = shares_cells
         self._histories: list[list[int]] = [[] for _ in range(slots)]
         # Beside each history the checksum of each of its beginnings: a token costs the same
         # however long the sequence has become.
         self._checksums: list[list[int]] = [[] for _ in range(slots)]
+        # Of each token of each history, the cell that it is in, and how many rows share it.
+        self._cell_ids: list[list[int]] = [[] for _ in range(slots)]
+        self._sharers: Counter[int] = Counter()
+        self._next_cell = count()
         # For each output: the checksum and the length of the history, and, for a script, itself.
         self._outputs: dict[int, tuple[int, int, bytes]] = {}
         self._aborted = threading.Event()
@@ -203,6 +214,9 @@ class ScriptedRunner:
                 before = checksums[-1] if checksums else 0
                 history.append(token)
                 checksums.append(zlib.crc32(token.to_bytes(2, "little"), before))
+                cell = next(self._next_cell)
+                self._cell_ids[item.seq_id].append(cell)
+                self._sharers[cell] = 1
             self.decoded_tokens += len(item.tokens)
             if item.wants_output:
                 said = bytes(t for t in history if t < _BYTES) if self._script else b""
@@ -227,7 +241,7 @@ class ScriptedRunner:
 
     @property
     def cells_used(self) -> int:
-        return sum(map(len, self._histories))
+        return len(self._sharers)
 
     def sequence_length(self, seq_id: int) -> int:
         return len(self._histories[seq_id])
@@ -235,6 +249,11 @@ class ScriptedRunner:
     def rewind(self, seq_id: int, length: int) -> None:
         if length > len(self._histories[seq_id]):
             raise EngineError(f"sequence {seq_id} cannot be rewound forward to {length}")
+        for cell in self._cell_ids[seq_id][length:]:
+            self._sharers[cell] -= 1
+            if not self._sharers[cell]:
+                del self._sharers[cell]
+        del self._cell_ids[seq_id][length:]
         del self._histories[seq_id][length:]
         del self._checksums[seq_id][length:]
 
@@ -250,11 +269,32 @@ class ScriptedRunner:
         likeliest = sorted(range(VOCAB_SIZE), key=lambda t: (-logits[t], t))[:top]
         return TokenLogprob(alternative(token), tuple(map(alternative, likeliest)))
 
-    def copy(self, source: int, target: int) -> None:
+    def copy(self, source: int, target: int, length: int) -> None:
         if self._histories[target]:
             raise EngineError(f"sequence {target} is not empty")
-        self._histories[target] = self._histories[source].copy()
-        self._checksums[target] = self._checksums[source].copy()
+        if length > len(self._histories[source]):
+            raise EngineError(f"sequence {source} is shorter than {length}")
+        self._histories[target] = self._histories[source][:length]
+        self._checksums[target] = self._checksums[source][:length]
+        if self.shares_cells:
+            cells = self._cell_ids[source][:length]
+        else:
+            cells = [next(self._next_cell) for _ in range(length)]
+        self._cell_ids[target] = cells
+        self._sharers.update(cells)
+
+    def save(self, seq_id: int) -> bytes:
+        return pickle.dumps((self._histories[seq_id], self._checksums[seq_id]))
+
+    def load(self, seq_id: int, state: bytes) -> None:
+        if self._histories[seq_id]:
+            raise EngineError(f"sequence {seq_id} is not empty")
+        self._histories[seq_id], self._checksums[seq_id] = pickle.loads(state)
+        self._cell_ids[seq_id] = [next(self._next_cell) for _ in self._histories[seq_id]]
+        self._sharers.update(self._cell_ids[seq_id])
+
+    def can_rewind(self, seq_id: int, length: int) -> bool:
+        return self._window is None or len(self._histories[seq_id]) - length <= self._window
 
     def abort(self) -> None:
         self._aborted.set()

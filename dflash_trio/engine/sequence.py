@@ -5,13 +5,18 @@ are promised already, so it waits for nothing but the next step. PREFILLING puts
 the KV cache, a chunk a step. With the prompt's last token decoded it is DECODING: each step samples
 one token and decodes it in the next. RETIRED is final and is entered exactly once, after its cells
 were freed and its last event was recorded. Cancellation, an error or the server's shutdown may
-retire it from any state; nothing else skips ahead, and nothing goes back.
+retire it from any state; nothing else skips ahead.
 
 A generation with several answers is as many sequences. The first prefills for all of them; the
 others stay QUEUED until it has, and then begin DECODING on a copy of its cells.
 
+When the pool runs out, a sequence may be PAUSED: its cells are gone, everything else of it stays.
+To go on it is PREFILLING again, its answer so far included, and then DECODING from where it was.
+
     QUEUED -> PREFILLING -> DECODING -> RETIRED
-       \\__________\\____________________/
+                 ^  |          |
+                 |  v          v
+                 +--- PAUSED <-+
 """
 
 from __future__ import annotations
@@ -35,16 +40,17 @@ class SequenceState(Enum):
     QUEUED = "queued"
     PREFILLING = "prefilling"
     DECODING = "decoding"
+    PAUSED = "paused"
     RETIRED = "retired"
 
 
+_Q, _F, _D, _P, _R = SequenceState
 LAWFUL: dict[SequenceState, frozenset[SequenceState]] = {
-    SequenceState.QUEUED: frozenset(
-        {SequenceState.PREFILLING, SequenceState.DECODING, SequenceState.RETIRED}
-    ),
-    SequenceState.PREFILLING: frozenset({SequenceState.DECODING, SequenceState.RETIRED}),
-    SequenceState.DECODING: frozenset({SequenceState.RETIRED}),
-    SequenceState.RETIRED: frozenset(),
+    _Q: frozenset({_F, _D, _P, _R}),
+    _F: frozenset({_D, _P, _R}),
+    _D: frozenset({_P, _R}),
+    _P: frozenset({_F, _R}),
+    _R: frozenset(),
 }
 """From each state, the states that may follow. The whole machine."""
 
@@ -78,19 +84,38 @@ class Sequence:
     sampler: TokenSampler | None = field(default=None, init=False)
     computed: int = field(default=0, init=False)
     """Tokens of it in the KV cache: position of the next one to decode."""
-    generated: int = field(default=0, init=False)
-    """Tokens sampled."""
-    last_token: int | None = field(default=None, init=False)
-    """Sampled, not yet in the KV cache."""
+    answer: list[int] = field(factory=list, init=False)
+    """Tokens sampled. While it is decoding, the last one is not yet in the KV cache."""
+    cached: int = field(default=0, init=False)
+    """Tokens of the prompt that were in the cache when it began."""
 
     @property
     def prompt(self) -> AbstractSequence[int]:
         return self.prepared.tokens
 
     @property
+    def generated(self) -> int:
+        """Tokens sampled."""
+        return len(self.answer)
+
+    @property
     def length(self) -> int:
         """Prompt and answer so far, in tokens."""
-        return len(self.prepared.tokens) + self.generated
+        return len(self.prepared.tokens) + len(self.answer)
+
+    @property
+    def to_prefill(self) -> int:
+        """Tokens that have to be in the cache before it can decode: the prompt, and of an answer
+        that goes on after a pause all but the last token."""
+        return max(len(self.prepared.tokens), self.length - 1)
+
+    def tokens(self, begin: int, end: int) -> AbstractSequence[int]:
+        """Those at positions ``begin`` .. ``end`` - 1."""
+        prompt = len(self.prepared.tokens)
+        if end <= prompt:
+            return self.prepared.tokens[begin:end]
+        head = self.prepared.tokens[begin:prompt] if begin < prompt else ()
+        return (*head, *self.answer[max(0, begin - prompt) : end - prompt])
 
     def close_thinking(self, tokens: Iterable[int], reason: ThinkingClosedBy) -> None:
         """Let ``tokens`` come next, which end its block of thinking."""

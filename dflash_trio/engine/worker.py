@@ -35,6 +35,10 @@ class LoadedModel:
     ledger: KVLedger
     chunk: int
     warnings: tuple[str, ...] = ()
+    prefixes: int = 0
+    """Ended sequences that are kept for later prompts."""
+    prompts: int = 0
+    """Whole prompts that are kept."""
 
 
 Load = Callable[[Callable[[float], None], threading.Event], LoadedModel]
@@ -102,6 +106,8 @@ class _Stop:
     pass
 
 
+_BLOCKED_INTERVAL = 0.02
+"""Seconds between two looks whether a paused sequence can go on."""
 _WARM_UP = frozenset({0})  # no generation has this id
 
 
@@ -128,6 +134,9 @@ class EngineWorker:
         self._batch_lock = threading.Lock()
         self._in_batch: frozenset[int] = frozenset()
         self._cancelled: set[int] = set()
+        # Everybody is paused, and the cells they wait for are with requests that are not in the
+        # engine: whose output drains, or who are about to come.
+        self._blocked = False
 
     # ------------------------------------------------------------- called from the event loop
 
@@ -203,7 +212,14 @@ class EngineWorker:
                 self._in_batch = frozenset()
         if self._stop_loading.is_set():
             raise LoadingStopped
-        scheduler = Scheduler(runner, model.ledger, chunk=model.chunk, on_batch=self._on_batch)
+        scheduler = Scheduler(
+            runner,
+            model.ledger,
+            chunk=model.chunk,
+            prefixes=model.prefixes,
+            prompts=model.prompts,
+            on_batch=self._on_batch,
+        )
         self._deliver(Ready(runner.info, runner.vocabulary, model.ledger, model.warnings))
         try:
             while self._take_inbox(scheduler):
@@ -211,7 +227,7 @@ class EngineWorker:
                 # must not wait for the others' step as well. Delivers nothing when nobody was.
                 self._publish(scheduler)
                 if not scheduler.idle:
-                    scheduler.step()
+                    self._blocked = not scheduler.step()
                 self._publish(scheduler)
                 if scheduler.idle:
                     scheduler.check_idle()
@@ -232,10 +248,12 @@ class EngineWorker:
 
         False: stop.
         """
-        block = scheduler.idle
+        # Nobody tells the thread that cells have come back, so it looks again after a while.
+        timeout = None if scheduler.idle else _BLOCKED_INTERVAL
+        block = scheduler.idle or self._blocked
         while True:
             try:
-                message = self._inbox.get(block=block)
+                message = self._inbox.get(block=block, timeout=timeout)
             except queue.Empty:
                 return True
             block = False

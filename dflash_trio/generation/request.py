@@ -213,6 +213,8 @@ class PreparedPrompt:
     tool_format: str | None = None
     """A name of ``text.tool_calls``: how calls in the answer are read. ``None``: it has none."""
     tools: tuple[Tool, ...] = field(default=(), repr=False)
+    cache_prompt: bool = True
+    """It may begin with what is kept of earlier prompts, and be kept itself."""
     parallel_calls: bool = True
     """False: the answer ends with its first call."""
 

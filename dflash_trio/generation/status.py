@@ -20,6 +20,9 @@ class LedgerStatistics:
     pool: int
     committed: int
     """Cells promised to the reservations that live now."""
+    paused: int = 0
+    """Reservations whose cells were taken back until there are enough again. While there are any,
+    nobody is admitted."""
 
 
 @frozen
@@ -30,8 +33,13 @@ class EngineStatistics:
     sequences_prefilling: int = 0
     sequences_decoding: int = 0
     sequences_paused: int = 0
+    pauses: int = 0
+    """How often a generation was paused since the model loaded."""
     cells_used: int = 0
-    """KV cells that hold a token now."""
+    """KV cells that hold a token of a running sequence now."""
+    cells_cached: int = 0
+    """KV cells in beginnings of prompts that are kept. Given up as soon as cells are needed."""
+    prefixes_cached: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     """Totals since the model loaded."""
@@ -90,13 +98,16 @@ class ModelStatus:
 
     @property
     def slots_available(self) -> int:
-        """Slots that a request could have now. An unhealthy model has none."""
-        return self.ledger.slots - self.ledger.slots_reserved if self.healthy else 0
+        """Slots that a request could have now. A model that is unhealthy, or has somebody paused,
+        has none."""
+        admits = self.healthy and not self.ledger.paused
+        return self.ledger.slots - self.ledger.slots_reserved if admits else 0
 
     @property
     def cells_available(self) -> int:
-        """KV cells that could be promised now. An unhealthy model has none."""
-        return self.ledger.pool - self.ledger.committed if self.healthy else 0
+        """KV cells that could be promised now; see ``slots_available``."""
+        admits = self.healthy and not self.ledger.paused
+        return self.ledger.pool - self.ledger.committed if admits else 0
 
 
 @frozen

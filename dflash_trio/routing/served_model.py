@@ -142,6 +142,7 @@ class ServedModel:
                 n=request.n,
                 constraint=self._constraint(request),
                 logprobs=request.logprobs,
+                cache_prompt=request.cache_prompt,
             )
         assert written is not None
         tools = offered_tools(request)
@@ -167,6 +168,7 @@ class ServedModel:
             shown_tokens=shown_literals(literals, self._vocabulary),
             tool_format=calls.name if tools else None,
             tools=tools,
+            cache_prompt=request.cache_prompt,
             parallel_calls=request.tool_choice.parallel,
         )
 

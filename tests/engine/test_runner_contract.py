@@ -425,7 +425,7 @@ def test_a_copied_sequence_goes_on_as_its_original_would(runner: Runner) -> None
     prefill(runner, 0, tokens_of(runner, SEA))
     first = runner.new_sampler(GREEDY, ())
     said = [first.sample(0)]
-    runner.copy(0, 1)
+    runner.copy(0, 1, runner.sequence_length(0))
     assert runner.sequence_length(1) == runner.sequence_length(0)
     # The original goes another way, or away; the copy does not notice.
     prefill(runner, 0, tokens_of(runner, "~~"))
@@ -436,6 +436,51 @@ def test_a_copied_sequence_goes_on_as_its_original_would(runner: Runner) -> None
     first.close()
     runner.rewind(1, 0)
     assert said == expected
+
+
+@pytest.mark.parametrize("pool", [None, 600])
+def test_a_copy_may_begin_anew_in_the_middle(make: Make, pool: int | None) -> None:
+    """In a cache of its own rows, and in one pool of cells."""
+    runner = make(slots=3, max_ctx=256, pool=pool)
+    assert runner.shares_cells is (pool is not None or isinstance(runner, ScriptedRunner))
+    head, tail = tokens_of(runner, SEA), tokens_of(runner, BREAD)
+    prefill(runner, 0, head + tail)
+    expected = go_on(runner, 0, 4)
+    runner.rewind(0, 0)
+    prefill(runner, 0, head + tokens_of(runner, NIGHT))
+    runner.copy(0, 2, len(head))
+    assert runner.sequence_length(2) == len(head)
+    prefill(runner, 2, tail)
+    assert go_on(runner, 2, 4) == expected
+
+
+def test_a_saved_sequence_goes_on_in_another_row_as_it_would_have(runner: Runner) -> None:
+    expected = say(runner, SEA, 6)
+    prefill(runner, 0, tokens_of(runner, SEA))
+    state = runner.save(0)
+    runner.rewind(0, 0)
+    prefill(runner, 0, tokens_of(runner, BREAD))  # something else is there now
+    runner.load(2, state)
+    assert runner.sequence_length(2) == len(tokens_of(runner, SEA))
+    # The logits of its last token are not part of it.
+    last = runner.sequence_length(2) - 1
+    assert runner.can_rewind(2, last)
+    runner.rewind(2, last)
+    prefill(runner, 2, tokens_of(runner, SEA)[-1:])
+    assert go_on(runner, 2, 6) == expected
+    assert runner.sequence_length(0) == len(tokens_of(runner, BREAD))
+
+
+@pytest.mark.real
+def test_a_sliding_window_says_where_it_cannot_go_back_exactly(gemma: Path) -> None:
+    for keeps, back in ((False, False), (True, True)):
+        runner = load_llama(gemma, slots=1, max_ctx=1536, chunk=512, keeps_prefixes=keeps)
+        tokens = list(itertools.islice(itertools.cycle(tokens_of(runner, SEA + BREAD)), 1400))
+        for at in range(0, 1400, 512):
+            prefill(runner, 0, tokens[at : at + 512])
+        assert runner.can_rewind(0, 1400)
+        assert runner.can_rewind(0, 100) is back
+        runner.close()
 
 
 def mask_of(runner: Runner, allowed: Sequence[int]) -> bytes:

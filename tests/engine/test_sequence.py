@@ -12,7 +12,7 @@ from dflash_trio.engine.scripted_runner import ScriptedVocabulary
 from dflash_trio.engine.sequence import LAWFUL, Sequence, SequenceState, UnlawfulTransition
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
 
-QUEUED, PREFILLING, DECODING, RETIRED = SequenceState
+QUEUED, PREFILLING, DECODING, PAUSED, RETIRED = SequenceState
 
 # Written out here on its own, so that a change of the table has to be made twice.
 ALLOWED = {
@@ -22,6 +22,11 @@ ALLOWED = {
     (PREFILLING, DECODING),
     (PREFILLING, RETIRED),
     (DECODING, RETIRED),
+    (QUEUED, PAUSED),
+    (PREFILLING, PAUSED),
+    (DECODING, PAUSED),
+    (PAUSED, PREFILLING),
+    (PAUSED, RETIRED),
 }
 
 
@@ -73,7 +78,7 @@ def test_it_is_born_queued_holding_nothing_of_the_engine() -> None:
 def test_its_length_counts_prompt_and_answer() -> None:
     sequence = fresh()
     assert sequence.length == 3
-    sequence.generated = 2
+    sequence.answer += [7, 8]
     assert sequence.length == 5
 
 
@@ -85,3 +90,15 @@ def test_each_answer_matches_its_own_stop_strings() -> None:
     assert [d.text for d in second.push(b, None, closes_for="model")] == ["b"]
     assert [d.text for d in first.push(b, None, closes_for="model")] == [""]
     assert (first.stop_sequence, second.stop_sequence) == ("ab", None)
+
+
+def test_what_is_to_be_prefilled_after_a_pause_is_all_but_the_token_that_comes_next() -> None:
+    sequence = fresh()
+    assert (sequence.to_prefill, sequence.tokens(1, 3)) == (3, (2, 3))
+    sequence.answer += [7]
+    assert sequence.to_prefill == 3
+    sequence.answer += [8, 9]
+    assert sequence.to_prefill == 5
+    assert sequence.tokens(0, 5) == (1, 2, 3, 7, 8)
+    assert sequence.tokens(2, 4) == (3, 7)
+    assert sequence.tokens(4, 6) == (8, 9)

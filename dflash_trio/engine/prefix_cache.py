@@ -1,0 +1,238 @@
+"""PrefixCache: the rows of a KV cache, and what is kept of earlier prompts for later ones.
+
+A row is a sequence of the runner's cache. A running sequence has one; when it ends, its row stays
+as it is, and a prompt that begins alike goes on in it instead of computing its beginning. A row
+that is wanted for something else is saved to the host's memory first, and loaded again into
+whatever row is free when a prompt comes that begins like it. So what is kept does not lie between
+the cells that running sequences read in each step, and there can be more of it than rows.
+
+What is kept never stands in anybody's way: it is not counted as busy, and the one unused for
+longest goes as soon as a row, cells or memory are needed.
+
+Where rows share one pool of cells (``ModelRunner.shares_cells``), a prompt may also begin with what
+another row holds, running or idle, by a note beside each cell.
+
+Runs on the worker's thread only.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from itertools import count
+
+from attrs import frozen
+
+from .model_runner import EngineError, ModelRunner
+from .prefix_tree import PrefixTree
+
+MOST_SAVED_BYTES = 1 << 30
+"""Of the host's memory, for all that is saved. A token takes some ten kilobytes in a small model
+and some hundreds in a large one."""
+WORTH_SAVING = 64
+"""Tokens. Fewer are computed about as fast as they are copied out and in."""
+
+Tokens = tuple[int, ...]
+
+
+@frozen
+class Saved:
+    """A row in the host's memory."""
+
+    tokens: Tokens
+    state: bytes
+    is_prompt: bool
+    """Kept as a whole prompt, not as what a sequence left."""
+
+
+class PrefixCache:
+    """``slots``: rows; ``prefixes`` and ``prompts``: how many ended sequences (in rows or saved)
+    and whole prompts are kept at most."""
+
+    def __init__(self, runner: ModelRunner, *, slots: int, prefixes: int, prompts: int) -> None:
+        self._runner = runner
+        self._slots = slots
+        self._prefixes = prefixes
+        self._prompts = prompts
+        self._empty = deque(range(slots))
+        self._running: set[int] = set()
+        # Ended sequences in their rows, and saved ones by keys beyond the rows; both in the order
+        # of their last use.
+        self._idle: OrderedDict[int, Tokens] = OrderedDict()
+        self._saved: OrderedDict[int, Saved] = OrderedDict()
+        self._saved_bytes = 0
+        self._keys: Iterator[int] = count(slots)
+        # Of all that a prompt may begin with, by row or key: idle rows, saved ones, and running
+        # rows where these can be shared.
+        self._tree = PrefixTree()
+
+    def __len__(self) -> int:
+        """Ended sequences and prompts that are kept."""
+        return len(self._idle) + len(self._saved)
+
+    @property
+    def cells(self) -> int:
+        """Cells in rows that are kept."""
+        return sum(map(len, self._idle.values()))
+
+    @property
+    def saved_bytes(self) -> int:
+        return self._saved_bytes
+
+    # ------------------------------------------------------------------------ running rows
+
+    def begin(self, prompt: Sequence[int], *, reuse: bool = True) -> tuple[int, int]:
+        """A row for a sequence, and how many of its first tokens are in it already: never all of
+        them, since the last one's output is wanted."""
+        match = self._tree.longest(prompt[: len(prompt) - 1]) if reuse else None
+        if match is None:
+            return self.take_row(), 0
+        source, length = match.key, match.length
+        if source in self._saved:
+            return self._begin_with_saved(source, length)
+        if not self._runner.can_rewind(source, length):
+            return self.take_row(), 0
+        lost = len(self._idle.get(source, ())) - length
+        if source in self._running or (self._empty and self._runner.shares_cells and lost):
+            if source in self._idle:
+                self._idle.move_to_end(source)
+            row = self.take_row()
+            self._runner.copy(source, row, length)
+            return row, length
+        if self._empty and length < WORTH_SAVING <= lost:
+            return self.take_row(), 0  # not for so little
+        tokens = self._forget_idle(source)
+        if len(tokens) - length >= WORTH_SAVING:
+            self._save(source, tokens)
+        self._runner.rewind(source, length)
+        self._running.add(source)
+        return source, length
+
+    def _begin_with_saved(self, key: int, length: int) -> tuple[int, int]:
+        saved = self._saved[key]
+        self._saved.move_to_end(key)
+        row = self.take_row()
+        self._runner.load(row, saved.state)
+        if not self._runner.can_rewind(row, length):
+            self._runner.rewind(row, 0)
+            return row, 0
+        if length == len(saved.tokens) and not saved.is_prompt and key in self._saved:
+            self._forget_saved(key)  # all of it is in the row, and will be kept with that
+        self._runner.rewind(row, length)
+        return row, length
+
+    def take_row(self) -> int:
+        """An empty row for a sequence."""
+        if not self._empty and not self.evict():
+            raise EngineError("more sequences than rows")
+        row = self._empty.popleft()
+        self._running.add(row)
+        return row
+
+    def computed(self, row: int, prompt: Sequence[int]) -> None:
+        """A running row's prompt is in its cells, all of it and nothing else: others may begin with
+        it from now on, and it may be kept as a whole."""
+        if self._prompts and len(prompt) >= WORTH_SAVING:
+            match = self._tree.longest(prompt)
+            known = self._saved.get(match.key) if match is not None else None
+            if known is None or not known.is_prompt or known.tokens != tuple(prompt):
+                self._save(row, tuple(prompt), is_prompt=True)
+        if self._runner.shares_cells and self._prefixes:
+            self._tree.insert(row, prompt)
+
+    def end(self, row: int, tokens: Sequence[int], *, keep: bool) -> None:
+        """A running row is not used any more. ``tokens``: what it should hold, computed to the
+        end; more, as an aborted step may leave there, is dropped."""
+        self._running.discard(row)
+        if row in self._tree:
+            self._tree.remove(row)
+        if not keep or not tokens or not self._prefixes:
+            self._clear(row)
+            return
+        self._runner.rewind(row, len(tokens))
+        if self._runner.sequence_length(row) != len(tokens):
+            # Less than it should: nothing that anybody could go on with.
+            self._clear(row)
+            return
+        self._idle[row] = tuple(tokens)
+        self._tree.insert(row, tokens)
+        self._keep_within_bounds()
+
+    def lose(self, row: int) -> None:
+        """A running row of a lost device: nothing can be done with it, and nothing needs to be."""
+        self._running.discard(row)
+        if row in self._tree:
+            self._tree.remove(row)
+        self._empty.append(row)
+
+    # ------------------------------------------------------------------------- kept things
+
+    def evict(self) -> bool:
+        """Empty the idle row that was unused for longest. False: there is none."""
+        if not self._idle:
+            return False
+        row = next(iter(self._idle))
+        tokens = self._forget_idle(row)
+        if len(tokens) >= WORTH_SAVING:
+            self._save(row, tokens)
+        self._clear(row)
+        return True
+
+    def clear(self) -> None:
+        """Empty every idle row."""
+        while self.evict():
+            pass
+
+    def _save(self, row: int, tokens: Tokens, *, is_prompt: bool = False) -> None:
+        state = self._runner.save(row)
+        key = next(self._keys)
+        self._saved[key] = Saved(tokens, state, is_prompt)
+        self._saved_bytes += len(state)
+        self._tree.insert(key, tokens)
+        self._keep_within_bounds()
+
+    def _keep_within_bounds(self) -> None:
+        prompts = [key for key, saved in self._saved.items() if saved.is_prompt]
+        prefixes = [key for key, saved in self._saved.items() if not saved.is_prompt]
+        # Rows count too: what is kept is bounded, wherever it is.
+        room = max(0, self._prefixes - len(self._idle))
+        for key in prompts[: len(prompts) - self._prompts] if self._prompts < len(prompts) else ():
+            self._forget_saved(key)
+        for key in prefixes[: max(0, len(prefixes) - room)]:
+            self._forget_saved(key)
+        while self._saved and self._saved_bytes > MOST_SAVED_BYTES:
+            self._forget_saved(next(iter(self._saved)))
+        while len(self._idle) > self._prefixes:
+            row = next(iter(self._idle))
+            self._forget_idle(row)
+            self._clear(row)
+
+    def _forget_idle(self, row: int) -> Tokens:
+        self._tree.remove(row)
+        return self._idle.pop(row)
+
+    def _forget_saved(self, key: int) -> None:
+        self._tree.remove(key)
+        self._saved_bytes -= len(self._saved.pop(key).state)
+
+    def _clear(self, row: int) -> None:
+        self._runner.rewind(row, 0)
+        self._empty.append(row)
+
+    # -------------------------------------------------------------------------- inspection
+
+    def check_idle(self) -> None:
+        """With nothing running, rows are empty, or kept and hold what they should.
+
+        Raises EngineError."""
+        if self._running:
+            raise EngineError(f"sequence rows leaked while idle: {sorted(self._running)}")
+        wrong = {
+            row: length
+            for row in range(self._slots)
+            if (length := self._runner.sequence_length(row)) != len(self._idle.get(row, ()))
+        }
+        if wrong:
+            raise EngineError(f"KV cells leaked while idle: {wrong}")
+        if len(self._empty) + len(self._idle) != self._slots:
+            raise EngineError("a sequence row leaked while idle")

@@ -397,7 +397,7 @@ def test_everything_given_arrives(tmp_path: Path) -> None:
         --threads 2 --gpu-layers 0 --no-mmap --mlock --rope-freq-base 1e6
         --rope-freq-scale 0.25 --chat-template-file {file} --default-max-tokens 50
         --temperature 0 --top-p 1 --top-k 0 --min-p 0 --repeat-penalty 1.1 --seed 7
-        --prefix-cache-slots 0 --prefill-cache-slots 0 --disk-prefix-cache off
+        --prefix-cache-slots 3 --prefill-cache-slots 2 --disk-prefix-cache off
         --model-card {card} --hard-limit-reply-budget 0 --think-max-tokens 40
         --reasoning-effort-low 1 --reasoning-effort-medium 2 --reasoning-effort-high 3
         --reasoning-effort-x-high 4 --reasoning-effort-max 5
@@ -430,6 +430,8 @@ def test_everything_given_arrives(tmp_path: Path) -> None:
                 default_max_tokens=50,
                 hard_limit_reply_budget=0,
                 think_max_tokens=40,
+                prefix_cache_slots=3,
+                prefill_cache_slots=2,
                 reasoning_efforts={"low": 1, "medium": 2, "high": 3, "x-high": 4, "max": 5},
                 thinking="on",
                 tool_parser="hermes",

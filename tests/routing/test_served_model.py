@@ -185,19 +185,20 @@ def test_the_cut_leaves_a_headroom_beyond_the_room_visible() -> None:
 
 
 def test_a_built_in_templates_turn_end_is_a_stop_string_when_it_is_no_token() -> None:
-    assert served(None).prepare(says(stop=("END",))).stop == ("END", "<|im_end|>")
+    prepared = served(None).prepare(says(stop=("END",)))
+    assert (prepared.stop, prepared.turn_ends) == (("END",), ("<|im_end|>",))
     gemma = served(None, architecture="gemma3")
-    assert gemma.prepare(says()).stop == ("<end_of_turn>",)
+    assert gemma.prepare(says()).turn_ends == ("<end_of_turn>",)
 
 
 def test_a_built_in_templates_turn_end_that_is_a_token_needs_no_stop_string() -> None:
     knows = vocabulary(control_tokens={"<|im_end|>": EOG, "<|begin|>": BOS})
-    assert served(None, vocabulary=knows).prepare(says()).stop == ()
+    assert served(None, vocabulary=knows).prepare(says()).turn_ends == ()
 
 
 def test_the_files_and_the_operators_templates_add_no_stop_strings() -> None:
-    assert served(PLAIN_TEMPLATE).prepare(says()).stop == ()
-    assert served(None, template_source=PLAIN_TEMPLATE).prepare(says()).stop == ()
+    assert served(PLAIN_TEMPLATE).prepare(says()).turn_ends == ()
+    assert served(None, template_source=PLAIN_TEMPLATE).prepare(says()).turn_ends == ()
 
 
 def test_the_operators_template_comes_before_the_files_and_that_before_the_built_in() -> None:

@@ -34,6 +34,25 @@ def _bind(name: str, result: Any, *arguments: Any) -> Any:
     return function
 
 
+def bind_quick(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of llama.cpp that returns at once, called with the GIL held.
+
+    Giving the GIL up and asking for it again costs nothing where nobody else wants it, and up to a
+    switch interval where the event loop does: for a call of a microsecond, many times a step, that
+    is most of its price.
+    """
+    library = ctypes.PyDLL(llama._lib._name, handle=llama._lib._handle)
+    try:
+        function = library[name]
+    except AttributeError:
+        raise MissingSymbol(
+            f"the installed llama.cpp has no {name}: install the pinned llama-cpp-python"
+        ) from None
+    function.restype = result
+    function.argtypes = list(arguments)
+    return function
+
+
 class _GgufInitParams(ctypes.Structure):
     _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
 

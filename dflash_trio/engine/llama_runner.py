@@ -23,11 +23,13 @@ from ..generation.events import TokenAlternative, TokenLogprob
 from ..generation.request import SamplingParams
 from .llama_abi import (
     BackendDevice,
+    bind_quick,
     gpu_devices,
     llama_errors,
     native_flag_reader,
     silence_llama_log,
 )
+from .llama_batch import LlamaBatch
 from .llama_sampler import ChainSampler, GreedySampler
 from .llama_vocabulary import LlamaVocabulary
 from .model_runner import (
@@ -104,7 +106,9 @@ class LlamaRunner:
         self.context: Any = None
         self._vocabulary: LlamaVocabulary | None = None
         self._abort_flag = ctypes.create_string_buffer(b"\0\0", 2)
-        self._rows: list[int] = []
+        # The outputs of the last batch, and the largest of each, once somebody asks.
+        self._logits: Any = None
+        self._likeliest: Any = None
         try:
             device = resolve_device(spec.device, spec.size_bytes)
             self._load_model(spec, device, on_progress, stopped)
@@ -239,33 +243,7 @@ class LlamaRunner:
                 "lower --max-ctx, --max-concurrency or --kv-pool-tokens"
             )
         self._memory = llama.llama_get_memory(self.context)
-        self._make_batch(batch)
-
-    def _make_batch(self, capacity: int) -> None:
-        """One batch for the runner's life; numpy arrays that llama.cpp reads in place."""
-        self._capacity = capacity
-        self._token = np.zeros(capacity, dtype=np.int32)
-        self._pos = np.zeros(capacity, dtype=np.int32)
-        self._seq = np.zeros(capacity, dtype=np.int32)
-        self._one = np.ones(capacity, dtype=np.int32)
-        self._output = np.zeros(capacity, dtype=np.int8)
-        # seq_id is an array of pointers, each to the one id of its token.
-        self._seq_pointers = (
-            self._seq.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._seq.itemsize
-        ).astype(np.uint64)
-
-        def pointer(array: Any, kind: Any) -> Any:
-            return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
-
-        self._batch = llama.llama_batch(
-            n_tokens=0,
-            token=pointer(self._token, llama.llama_token),
-            embd=None,
-            pos=pointer(self._pos, llama.llama_pos),
-            n_seq_id=pointer(self._one, ctypes.c_int32),
-            seq_id=pointer(self._seq_pointers, ctypes.POINTER(llama.llama_seq_id)),
-            logits=pointer(self._output, ctypes.c_int8),
-        )
+        self._batch = LlamaBatch(batch)
 
     def _metadata(self, key: str) -> str | None:
         buffer = ctypes.create_string_buffer(256)
@@ -296,23 +274,9 @@ class LlamaRunner:
         self.rewind(0, 0)
 
     def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
-        at = 0
-        self._rows.clear()
-        for item in batch:
-            if not item.tokens:
-                raise EngineError("an empty slice")
-            end = at + len(item.tokens)
-            if end > self._capacity:
-                raise EngineError(f"a batch of more than {self._capacity} tokens")
-            self._token[at:end] = item.tokens
-            self._pos[at:end] = np.arange(item.position, item.position + end - at)
-            self._seq[at:end] = item.seq_id
-            self._output[at:end] = 0
-            self._output[end - 1] = item.wants_output
-            self._rows.append(end - 1)
-            at = end
-        self._batch.n_tokens = at
-        code = llama.llama_decode(self.context, self._batch)
+        self._batch.fill(batch)
+        self._logits = self._likeliest = None
+        code = llama.llama_decode(self.context, self._batch.native)
         if code == 0:
             # On a GPU the step may still be under way. Reading its output would wait for it too,
             # but then neither the step's time nor a hang in it would show as the step's.
@@ -322,18 +286,34 @@ class LlamaRunner:
             return DecodeOutcome.NO_CELLS
         if code == 2:
             return DecodeOutcome.ABORTED
-        raise EngineError(f"llama_decode failed with {code} on a batch of {at} tokens")
+        raise EngineError(
+            f"llama_decode failed with {code} on a batch of {len(self._batch)} tokens"
+        )
 
     def output_row(self, output: int) -> int:
         """The batch row whose logits belong to slice ``output`` of the last batch."""
-        return self._rows[output]
+        return self._batch.row(output)
 
     def logits(self, output: int) -> Any:
         """float32[vocab], valid and writable until the next decode."""
-        pointer = llama.llama_get_logits_ith(self.context, self._rows[output])
-        if not pointer:
-            raise EngineError(f"no logits for slice {output}")
-        return np.ctypeslib.as_array(pointer, shape=(self.vocabulary.size,))
+        return self._all_logits()[self._batch.place(output)]
+
+    def likeliest(self, output: int) -> int:
+        """The token with the largest logit. Looked for in all outputs at once, when the first of
+        them is asked for."""
+        if self._likeliest is None:
+            self._likeliest = self._all_logits().argmax(axis=1)
+        return int(self._likeliest[self._batch.place(output)])
+
+    def _all_logits(self) -> Any:
+        """float32[outputs, vocab] of the last batch, in its order."""
+        if self._logits is None:
+            pointer = _get_logits(self.context)
+            if not pointer or not self._batch.outputs:
+                raise EngineError("no logits")
+            shape = (self._batch.outputs, self.vocabulary.size)
+            self._logits = np.ctypeslib.as_array(pointer, shape=shape)
+        return self._logits
 
     def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:
         # In double precision: the sum over a quarter of a million tokens loses digits otherwise.
@@ -404,6 +384,10 @@ class LlamaRunner:
         if self._model is not None:
             llama.llama_model_free(self._model)
             self._model = None
+
+
+# After the step has been waited for, it only hands out a pointer.
+_get_logits = bind_quick("llama_get_logits", ctypes.POINTER(ctypes.c_float), ctypes.c_void_p)
 
 
 def _padded(cells: int) -> int:

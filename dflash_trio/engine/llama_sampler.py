@@ -25,6 +25,8 @@ class GreedySampler:
         self._biases = np.array([bias for _, bias in logit_bias], dtype=np.float32)
 
     def sample(self, output: int, mask: bytes | None = None) -> int:
+        if mask is None and not len(self._tokens):
+            return self._runner.likeliest(output)
         logits = self._runner.logits(output)
         if mask is not None:
             with _masked(logits, mask):

@@ -1,0 +1,90 @@
+"""One llama.cpp batch, filled anew for each step: numpy arrays that llama.cpp reads in place."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+# Before numpy, for the reason given in llama_runner.
+import llama_cpp.llama_cpp as llama
+import numpy as np
+
+from .model_runner import BatchSlice, EngineError
+
+
+class LlamaBatch:
+    """``capacity``: tokens. Owned by its runner, for the runner's life."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._token = np.zeros(capacity, dtype=np.int32)
+        self._pos = np.zeros(capacity, dtype=np.int32)
+        self._seq = np.zeros(capacity, dtype=np.int32)
+        self._one = np.ones(capacity, dtype=np.int32)
+        self._output = np.zeros(capacity, dtype=np.int8)
+        # seq_id is an array of pointers, each to the one id of its token.
+        self._seq_pointers = (
+            self._seq.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._seq.itemsize
+        ).astype(np.uint64)
+        # Of each slice: the row of its last token, and where its output is among the outputs.
+        self._rows: list[int] = []
+        self._places: list[int | None] = []
+        self.outputs = 0
+        """Slices that want one."""
+
+        def pointer(array: Any, kind: Any) -> Any:
+            return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
+
+        self.native = llama.llama_batch(
+            n_tokens=0,
+            token=pointer(self._token, llama.llama_token),
+            embd=None,
+            pos=pointer(self._pos, llama.llama_pos),
+            n_seq_id=pointer(self._one, ctypes.c_int32),
+            seq_id=pointer(self._seq_pointers, ctypes.POINTER(llama.llama_seq_id)),
+            logits=pointer(self._output, ctypes.c_int8),
+        )
+        """What llama_decode takes."""
+
+    def __len__(self) -> int:
+        """Tokens."""
+        return int(self.native.n_tokens)
+
+    def fill(self, slices: Sequence[BatchSlice]) -> None:
+        """Replace what it holds. Raises EngineError for slices that are empty or too many."""
+        at = self.outputs = 0
+        self._rows.clear()
+        self._places.clear()
+        for item in slices:
+            if not item.tokens:
+                raise EngineError("an empty slice")
+            end = at + len(item.tokens)
+            if end > self._capacity:
+                raise EngineError(f"a batch of more than {self._capacity} tokens")
+            if end == at + 1:  # a decoding sequence's: no arrays for one number
+                self._token[at] = item.tokens[0]
+                self._pos[at] = item.position
+                self._seq[at] = item.seq_id
+            else:
+                self._token[at:end] = item.tokens
+                self._pos[at:end] = np.arange(item.position, item.position + end - at)
+                self._seq[at:end] = item.seq_id
+                self._output[at:end] = 0
+            self._output[end - 1] = item.wants_output
+            self._rows.append(end - 1)
+            self._places.append(self.outputs if item.wants_output else None)
+            self.outputs += item.wants_output
+            at = end
+        self.native.n_tokens = at
+
+    def row(self, output: int) -> int:
+        """The row whose logits belong to slice ``output``."""
+        return self._rows[output]
+
+    def place(self, output: int) -> int:
+        """Where the output of slice ``output`` is among the outputs. EngineError without one."""
+        place = self._places[output]
+        if place is None:
+            raise EngineError(f"no logits for slice {output}")
+        return place

@@ -370,6 +370,9 @@ class Server:
 
     @staticmethod
     def _serve(model: ModelConfig, client: EngineClient, ready: Ready) -> ServedModel:
+        # Here, and not at the first grammar: it keeps the interpreter to itself for up to a second
+        # or two, while nobody is served yet.
+        ready.vocabulary.guide_tokenizer()
         return ServedModel(
             model,
             client,

@@ -14,6 +14,7 @@ from typing import Literal
 import attrs
 from attrs import define, field, frozen
 
+from ..generation.errors import EngineFailed, GenerationError, InvalidRequest
 from ..generation.events import (
     REASONING,
     TOOL_PREFIX,
@@ -90,11 +91,20 @@ AnswerEvent = ReasoningDelta | ContentDelta | CallBegun | CallArguments | CallEn
 
 
 class AnswerFailed(Exception):
-    """The engine could not go on. ``str()`` says why; ``read`` is what came before."""
+    """The engine could not go on. ``str()`` says why, ``error`` as what a client is told it;
+    ``read`` is what came before."""
 
-    def __init__(self, message: str, read: list[AnswerEvent]) -> None:
-        super().__init__(message)
+    def __init__(self, failed: Failed, read: list[AnswerEvent]) -> None:
+        super().__init__(failed.message)
         self.read = read
+        self.error = failure_of(failed)
+
+
+def failure_of(failed: Failed) -> GenerationError:
+    """What a generation's failure is to its client."""
+    if failed.is_the_requests:
+        return InvalidRequest(f"The request cannot be answered: {failed.message}.")
+    return EngineFailed(failed.message)
 
 
 @define
@@ -138,9 +148,9 @@ class AnswerReader:
                     self._delta(event, read)
                 case Finished():
                     self._finish(event, read)
-                case Failed(message):
+                case Failed():
                     self._failed = True
-                    raise AnswerFailed(message, _joined(read))
+                    raise AnswerFailed(event, _joined(read))
                 case Retired():
                     pass
         return _joined(read)

@@ -19,11 +19,11 @@ from quart import Response, request
 
 from .. import __version__
 from ..engine.client import Generation
-from ..generation.errors import Draining, EngineFailed, GenerationError
+from ..generation.errors import Draining, GenerationError, InvalidRequest
 from ..generation.events import SERVER_SHUTDOWN, Event, Failed, Finished, TextDelta
 from ..generation.request import GenerationRequest, PreparedPrompt
 from . import sse
-from .answer import AnswerEvent, AnswerFailed, AnswerReader, ChoiceEnded, WholeAnswer
+from .answer import AnswerEvent, AnswerFailed, AnswerReader, ChoiceEnded, WholeAnswer, failure_of
 from .connection import request_scope
 from .json_text import dump_in_parts
 from .off_loop import parse_body
@@ -262,9 +262,10 @@ def _encode(
     try:
         read = reader.read(events)
     except AnswerFailed as failed:
-        log.error("generation %d failed: %s", generation.id, failed)
+        level = logging.INFO if isinstance(failed.error, InvalidRequest) else logging.ERROR
+        log.log(level, "generation %d failed: %s", generation.id, failed)
         encoded = encoder.encode(failed.read) if failed.read else b""
-        return encoded + encoder.failure(EngineFailed(str(failed)))
+        return encoded + encoder.failure(failed.error)
     _log_early_ends(generation, read)
     encoded = encoder.encode(read) if read else b""
     return encoded + encoder.closing() if reader.done else encoded
@@ -284,8 +285,8 @@ def _check_before_headers(events: Sequence[Event], *, anything_generated: bool) 
     """Raise the error that an ending means while no header was sent."""
     for event in events:
         match event:
-            case Failed(message):
-                raise EngineFailed(message)
+            case Failed():
+                raise failure_of(event)
             case Finished(detail=detail) if detail == SERVER_SHUTDOWN and not anything_generated:
                 raise Draining
 

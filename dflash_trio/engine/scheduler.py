@@ -106,7 +106,7 @@ class Scheduler:
             self._sequences[answer.generation_id, answer.index] = answer
         if not sequence.prompt:
             # There would be nothing to take logits from. Its own failure, not the engine's.
-            self._fail(sequence.generation_id, "the prompt has no tokens")
+            self._fail(sequence.generation_id, Failed("the prompt has no tokens"))
         elif self._finalizing:
             for answer in (sequence, *siblings):
                 self._finish(answer, _SHUTDOWN)
@@ -125,7 +125,7 @@ class Scheduler:
     def fail_all(self, message: str) -> None:
         """The engine is lost: fail and retire everybody. Frees nothing on the device."""
         for generation_id in dict.fromkeys(generation for generation, _ in self._sequences):
-            self._fail(generation_id, message, device_is_lost=True)
+            self._fail(generation_id, Failed(message), device_is_lost=True)
 
     def _answers(self, generation_id: int) -> list[Sequence]:
         """A generation's answers that are not retired."""
@@ -345,7 +345,8 @@ class Scheduler:
         try:
             deltas, ending = take_token(sequence, output, self._runner, room=self._ledger.room)
         except ConstraintError as error:
-            self._fail(generation_id, f"the answer's grammar: {error}")
+            failure = Failed(f"the answer's grammar: {error}", is_the_requests=True)
+            self._fail(generation_id, failure)
             return False
         self._completion_tokens += 1
         self._events += [(generation_id, delta) for delta in deltas]
@@ -372,13 +373,13 @@ class Scheduler:
             Finished(ending.reason, usage, ending.stop_sequence, ending.detail, sequence.index),
         )
 
-    def _fail(self, generation_id: int, message: str, *, device_is_lost: bool = False) -> None:
+    def _fail(self, generation_id: int, failure: Failed, *, device_is_lost: bool = False) -> None:
         """End all of a generation's answers that have not ended, with one failure for all."""
         answers = self._answers(generation_id)
         for sequence in answers:
             self._free(sequence, device_is_lost=device_is_lost)
         for sequence in answers:
-            self._retire(sequence, Failed(message) if sequence is answers[0] else None)
+            self._retire(sequence, failure if sequence is answers[0] else None)
 
     def _free(self, sequence: Sequence, *, device_is_lost: bool = False) -> None:
         """Give back what it holds in the engine. Comes before its ending is told: should the

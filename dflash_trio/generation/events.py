@@ -96,6 +96,8 @@ class Failed:
     """The engine could not go on with this generation."""
 
     message: str
+    is_the_requests: bool = False
+    """What it asked for cannot be done: another try would fail as well."""
 
 
 @frozen

@@ -21,6 +21,7 @@ from dflash_trio.api.answer import (
     ReasoningDelta,
     WholeAnswer,
 )
+from dflash_trio.generation.errors import EngineFailed, InvalidRequest
 from dflash_trio.generation.events import (
     Event,
     Failed,
@@ -151,7 +152,15 @@ def test_a_failure_ends_it_after_what_came_before() -> None:
     with pytest.raises(AnswerFailed, match="gone") as failed:
         answer.read([text("so far"), Failed("gone"), Retired()])
     assert content(failed.value.read) == "so far"
+    assert isinstance(failed.value.error, EngineFailed)
     assert answer.done
+
+
+def test_a_failure_that_is_the_requests_own_is_told_as_such() -> None:
+    with pytest.raises(AnswerFailed) as failed:
+        reader().read([Failed("too large", is_the_requests=True)])
+    assert isinstance(failed.value.error, InvalidRequest)
+    assert "too large" in str(failed.value.error)
 
 
 pieces = st.lists(st.integers(0, 80), max_size=12)

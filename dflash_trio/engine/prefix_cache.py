@@ -17,7 +17,7 @@ Runs on the worker's thread only.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import count
 
@@ -54,7 +54,7 @@ class PrefixCache:
         self._slots = slots
         self._prefixes = prefixes
         self._prompts = prompts
-        self._empty = deque(range(slots))
+        self._empty = set(range(slots))
         self._running: set[int] = set()
         # Ended sequences in their rows, and saved ones by keys beyond the rows; both in the order
         # of their last use.
@@ -122,12 +122,17 @@ class PrefixCache:
         return row, length
 
     def take_row(self) -> int:
-        """An empty row for a sequence."""
+        """An empty row for a sequence, beside running ones if there is such a one: rows that form
+        a run are computed at once."""
         if not self._empty and not self.evict():
             raise EngineError("more sequences than rows")
-        row = self._empty.popleft()
+        row = min(self._empty, key=lambda r: (not self._is_beside_running(r), r))
+        self._empty.remove(row)
         self._running.add(row)
         return row
+
+    def _is_beside_running(self, row: int) -> bool:
+        return row - 1 in self._running or row + 1 in self._running
 
     def computed(self, row: int, prompt: Sequence[int]) -> None:
         """A running row's prompt is in its cells, all of it and nothing else: others may begin with
@@ -163,15 +168,17 @@ class PrefixCache:
         self._running.discard(row)
         if row in self._tree:
             self._tree.remove(row)
-        self._empty.append(row)
+        self._empty.add(row)
 
     # ------------------------------------------------------------------------- kept things
 
     def evict(self) -> bool:
-        """Empty the idle row that was unused for longest. False: there is none."""
+        """Empty an idle row: the one that was unused for longest of those beside running ones, or
+        of all. Its tokens are still kept, but for short ones. False: there is none."""
         if not self._idle:
             return False
-        row = next(iter(self._idle))
+        oldest = next(iter(self._idle))
+        row = next(filter(self._is_beside_running, self._idle), oldest)
         tokens = self._forget_idle(row)
         if len(tokens) >= WORTH_SAVING:
             self._save(row, tokens)
@@ -217,7 +224,7 @@ class PrefixCache:
 
     def _clear(self, row: int) -> None:
         self._runner.rewind(row, 0)
-        self._empty.append(row)
+        self._empty.add(row)
 
     # -------------------------------------------------------------------------- inspection
 

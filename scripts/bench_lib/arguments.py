@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("--seed", type=int, help="of the prompts (default: a new one, printed)")
     rounds = parser.add_argument_group("for how long")
     rounds.add_argument("--warm-up", type=_count, default=1, help="rounds of each (default 1)")
-    rounds.add_argument("--margin", type=float, default=0.05,
+    rounds.add_argument("--margin", type=_above_zero, default=0.05,
                         help="width of the ratios' 95 %% intervals (default 0.05)")  # fmt: skip
     rounds.add_argument("--min-pairs", type=_positive, default=6, help="default 6")
     rounds.add_argument("--max-pairs", type=_positive, default=40, help="default 40")
@@ -129,6 +129,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> int:
     if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+def _above_zero(text: str) -> float:
+    if not (number := float(text)) > 0:
         raise ValueError
     return number
 

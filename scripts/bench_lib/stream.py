@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from time import perf_counter
 from typing import Any
 from urllib.parse import SplitResult
@@ -100,7 +100,7 @@ class Client:
         await self._socket.send_all(request)
         return await self._receive()
 
-    async def _body(self, headers: dict[str, str]) -> AsyncIterator[bytes]:
+    async def _body(self, headers: dict[str, str]) -> AsyncGenerator[bytes, None]:
         """The body's parts as they come, without the chunked coding."""
         data, self._unread = self._unread, b""
         if "chunked" in headers.get("transfer-encoding", "").lower():
@@ -171,31 +171,31 @@ class Client:
         status, headers = await self._open(request)
         if status != 200:
             body = b"".join([part async for part in self._body(headers)])
-            text = body[:300].decode("utf-8", "replace")
-            raise BadAnswer(f"status {status}: {' '.join(text.split())}")
+            raise BadAnswer(f"status {status}: {_shown(body)}")
         first = last = before = 0.0
         gaps: list[float] = []
         usage: dict[str, Any] | None = None
         rest = b""
-        async for data in self._body(headers):
-            now = perf_counter()
-            *events, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
-            for event in events:
-                if not event.startswith(b"data:") or event.endswith(b"[DONE]"):
-                    if event.startswith(b"event: error"):
-                        raise BadAnswer(event[:300].decode("utf-8", "replace"))
-                    continue
-                last = now
-                if _TEXT.search(event):
-                    if before:
-                        gaps.append(now - before)
-                    else:
-                        first = now
-                    before = now
-                if b'"completion_tokens"' in event:
-                    usage = json.loads(event[5:]).get("usage") or usage
-                elif event.startswith((b'data: {"error"', b'data:{"error"')):
-                    raise BadAnswer(event[:300].decode("utf-8", "replace"))
+        async with contextlib.aclosing(self._body(headers)) as body_parts:
+            async for data in body_parts:
+                now = perf_counter()
+                *events, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+                for event in events:
+                    if not event.startswith(b"data:") or event.endswith(b"[DONE]"):
+                        if event.startswith(b"event: error"):
+                            raise BadAnswer(_shown(event))
+                        continue
+                    last = now
+                    if _TEXT.search(event):
+                        if before:
+                            gaps.append(now - before)
+                        else:
+                            first = now
+                        before = now
+                    if b'"completion_tokens"' in event:
+                        usage = json.loads(event[5:]).get("usage") or usage
+                    elif event.startswith((b'data: {"error"', b'data:{"error"')):
+                        raise BadAnswer(_shown(event))
         if headers.get("connection", "").lower() == "close":
             await self._close()
         if usage is None:
@@ -210,3 +210,8 @@ class Client:
             usage.get("prompt_tokens", 0),
             details.get("cached_tokens") or 0,
         )
+
+
+def _shown(data: bytes) -> str:
+    """The beginning, in one line."""
+    return " ".join(data[:300].decode("utf-8", "replace").split())

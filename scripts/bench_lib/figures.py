@@ -79,7 +79,7 @@ class Interval:
 
     @property
     def width(self) -> float:
-        """As a share of the figure."""
+        """As a share of the figure; NaN, which no margin is wide enough for, of one pair."""
         return (self.high - self.low) / self.value
 
 
@@ -103,11 +103,13 @@ def ratio_of_pairs(these: Sequence[float], those: Sequence[float]) -> Interval:
 
     Pair by pair, since whatever else the machine does hits both of a pair about alike; the pairs'
     geometric mean, since that of the reciprocals is its reciprocal. The resampling has a seed of
-    its own: the same rounds give the same interval.
+    its own: the same rounds give the same interval. One pair says nothing of where the ratio lies.
     """
     logs = [math.log(a / b) for a, b in zip(these, those, strict=True)]
     chance = random.Random(1)
     count = len(logs)
+    if count == 1:
+        return Interval(math.exp(logs[0]), math.nan, math.nan)
     means = sorted(math.fsum(chance.choices(logs, k=count)) / count for _ in range(RESAMPLES))
     return Interval(
         math.exp(math.fsum(logs) / count),

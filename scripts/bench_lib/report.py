@@ -90,12 +90,14 @@ def markdown(
 def _row(measured: Measured, series: Series) -> str:
     found = summary(series, measured.baseline)
     low, high = found["ratio_interval"]
-    is_base = series is measured.baseline
+    ratio = "1" if series is measured.baseline else f"{found['ratio']:.3f}"
+    if series is not measured.baseline and measured.pairs > 1:
+        ratio += f" [{low:.3f}, {high:.3f}]"
     cells = (
         str(measured.workload.streams),
         series.name,
         _number(found["tokens_per_second"]),
-        "1" if is_base else f"{found['ratio']:.3f} [{low:.3f}, {high:.3f}]",
+        ratio,
         " / ".join(_number(found[f"ttft_{name}_ms"]) for name in ("median", "p95")),
         " / ".join(_number(found[f"gap_{name}_ms"]) for name in ("median", "p95", "max")),
         _number(found["cpu_seconds_per_1000_tokens"]),

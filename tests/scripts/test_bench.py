@@ -131,6 +131,12 @@ def test_the_interval_of_known_data(bench: Bench) -> None:
     assert ratio_of_pairs(these[:8], [100] * 8).width > 1.8 * found.width
 
 
+def test_one_pair_is_never_narrow(bench: Bench) -> None:
+    found = bench("figures").ratio_of_pairs([110], [100])
+    assert found.value == pytest.approx(1.1)
+    assert not found.width <= 10
+
+
 def request(figures: ModuleType, sent: float, first: float, gaps: list[float], tokens: int) -> Any:
     return figures.Request(sent, first, first + sum(gaps), gaps, tokens)
 

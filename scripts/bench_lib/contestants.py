@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -20,7 +21,9 @@ from .stream import BadAnswer, Client
 from .workload import Workload
 
 _POLL = 0.1
-_OURS = {"PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}"}
+# This checkout's code before an installed one, and whatever else was given.
+_PATHS = (str(ROOT / "scripts"), str(ROOT), os.environ.get("PYTHONPATH", ""))
+_OURS = {"PYTHONPATH": os.pathsep.join(filter(None, _PATHS))}
 
 
 class Contestant(Protocol):

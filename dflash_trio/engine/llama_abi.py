@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import llama_cpp
 import llama_cpp.llama_cpp as llama
 from attrs import frozen
 
@@ -171,6 +173,24 @@ def gpu_devices() -> tuple[BackendDevice, ...]:
             )
         )
     return tuple(found)
+
+
+@functools.cache
+def library_identity() -> str:
+    """Names the build of llama.cpp that is loaded: other builds may read saved states otherwise.
+
+    By the content of libllama, which reads and writes them, and the names and sizes of what lies
+    beside it.
+    """
+    path = str(llama._lib._name)
+    folder = os.path.dirname(path)
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        digest.update(file.read())
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_file():
+            digest.update(f"{entry.name} {entry.stat().st_size}\n".encode())
+    return f"{llama_cpp.__version__} {digest.hexdigest()}"
 
 
 @functools.cache

@@ -170,12 +170,14 @@ class ModelRunner(Protocol):
         ...
 
     def save(self, seq_id: int) -> bytes:
-        """Everything that a sequence has in the cache, for :meth:`load` of this very runner."""
+        """Everything that a sequence has in the cache, for :meth:`load` of this runner
+        or of another one for the same model in the same configuration."""
         ...
 
     def load(self, seq_id: int, state: bytes) -> None:
         """Give a sequence, which must be empty, what another one had. The bytes must be as
-        :meth:`save` gave them. Raises EngineError if they do not fit."""
+        :meth:`save` gave them. Raises EngineError if they do not fit,
+        or if there are not cells enough; the sequence may hold anything then."""
         ...
 
     def can_rewind(self, seq_id: int, length: int) -> bool:

@@ -9,6 +9,9 @@ the cells that running sequences read in each step, and there can be more of it 
 What is kept never stands in anybody's way: it is not counted as busy, and the one unused for
 longest goes as soon as a row, cells or memory are needed.
 
+With a ``PrefixStore`` all that is worth it is stored there as well, and had back from there when
+memory has nothing as good: after a restart, or when it was given up in between.
+
 Where rows share one pool of cells (``ModelRunner.shares_cells``), a prompt may also begin with what
 another row holds, running or idle, by a note beside each cell.
 
@@ -24,15 +27,17 @@ from itertools import count
 from attrs import frozen
 
 from .model_runner import EngineError, ModelRunner
-from .prefix_tree import PrefixTree
+from .prefix_store import PrefixStore, Stored, Tokens
+from .prefix_tree import Match, PrefixTree
 
 MOST_SAVED_BYTES = 1 << 30
 """Of the host's memory, for all that is saved. A token takes some ten kilobytes in a small model
 and some hundreds in a large one."""
 WORTH_SAVING = 64
 """Tokens. Fewer are computed about as fast as they are copied out and in."""
-
-Tokens = tuple[int, ...]
+LEAST_SHARE = 4
+"""Of what is stored is read only what a prompt uses at least one part in so many of: a long state
+takes longer to read than a short beginning to compute."""
 
 
 @frozen
@@ -49,8 +54,17 @@ class PrefixCache:
     """``slots``: rows; ``prefixes`` and ``prompts``: how many ended sequences (in rows or saved)
     and whole prompts are kept at most."""
 
-    def __init__(self, runner: ModelRunner, *, slots: int, prefixes: int, prompts: int) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        *,
+        slots: int,
+        prefixes: int,
+        prompts: int,
+        store: PrefixStore | None = None,
+    ) -> None:
         self._runner = runner
+        self._store = store
         self._slots = slots
         self._prefixes = prefixes
         self._prompts = prompts
@@ -65,6 +79,12 @@ class PrefixCache:
         # Of all that a prompt may begin with, by row or key: idle rows, saved ones, and running
         # rows where these can be shared.
         self._tree = PrefixTree()
+        # What is stored, by keys of the same kind. A tree of its own: rows and memory come first.
+        self._stored: dict[int, Stored] = {}
+        self._stored_keys: dict[str, int] = {}
+        self._stored_tree = PrefixTree()
+        # Of stored rows that could not go on from so many tokens: nor from fewer, then.
+        self._refused: dict[int, int] = {}
 
     def __len__(self) -> int:
         """Ended sequences and prompts that are kept."""
@@ -84,7 +104,12 @@ class PrefixCache:
     def begin(self, prompt: Sequence[int], *, reuse: bool = True) -> tuple[int, int]:
         """A row for a sequence, and how many of its first tokens are in it already: never all of
         them, since the last one's output is wanted."""
-        match = self._tree.longest(prompt[: len(prompt) - 1]) if reuse else None
+        wanted = prompt[: len(prompt) - 1]
+        match = self._tree.longest(wanted) if reuse else None
+        if reuse and self._store is not None:
+            begun = self._begin_with_stored(self._store, wanted, self._in_reach(match))
+            if begun is not None:
+                return begun
         if match is None:
             return self.take_row(), 0
         source, length = match.key, match.length
@@ -112,7 +137,8 @@ class PrefixCache:
         saved = self._saved[key]
         self._saved.move_to_end(key)
         row = self.take_row()
-        self._runner.load(row, saved.state)
+        if not self._load(row, saved.state):
+            return row, 0
         if not self._runner.can_rewind(row, length):
             self._runner.rewind(row, 0)
             return row, 0
@@ -120,6 +146,60 @@ class PrefixCache:
             self._forget_saved(key)  # all of it is in the row, and will be kept with that
         self._runner.rewind(row, length)
         return row, length
+
+    def _in_reach(self, match: Match | None) -> int:
+        """How many tokens a match would spare, as far as can be told."""
+        if match is None:
+            return 0
+        exact = match.key in self._saved or self._runner.can_rewind(match.key, match.length)
+        return match.length if exact else 0
+
+    def _begin_with_stored(
+        self, store: PrefixStore, wanted: Sequence[int], known: int
+    ) -> tuple[int, int] | None:
+        """As :meth:`begin`, with what is stored; ``None`` where that is not worth it beside the
+        ``known`` tokens that are in reach anyway."""
+        self._learn(store)
+        while (match := self._stored_tree.longest(wanted)) is not None:
+            key, length = match.key, match.length
+            stored = self._stored[key]
+            if length - known < WORTH_SAVING or length * LEAST_SHARE < len(stored.tokens):
+                return None
+            if length <= self._refused.get(key, 0):
+                return None
+            state = store.load(stored.name)
+            if state is None:
+                self._forget_stored(stored.name)
+                continue
+            row = self.take_row()
+            fits = self._load(row, state)
+            if fits and self._runner.sequence_length(row) != len(stored.tokens):
+                self._runner.rewind(row, 0)
+                fits = False
+            if fits and self._runner.can_rewind(row, length):
+                self._runner.rewind(row, length)
+                return row, length
+            if fits:
+                self._refused[key] = length
+                self._runner.rewind(row, 0)
+            elif self._running == {row}:
+                # All cells were its own. Nothing that was stored here could have needed more.
+                store.drop(stored.name)
+            return row, 0
+        return None
+
+    def _load(self, row: int, state: bytes) -> bool:
+        """Load a state into an empty row. False: not even without all that is kept are there cells
+        enough, and the row is still empty."""
+        while True:
+            try:
+                self._runner.load(row, state)
+            except EngineError:
+                self._runner.rewind(row, 0)
+                if not self.evict():
+                    return False
+            else:
+                return True
 
     def take_row(self) -> int:
         """An empty row for a sequence, beside running ones if there is such a one: rows that form
@@ -185,6 +265,18 @@ class PrefixCache:
         self._clear(row)
         return True
 
+    def store_idle(self, deadline: float) -> None:
+        """Store what is worth it in idle rows, the latest first, until ``deadline`` (of
+        ``time.monotonic``)."""
+        if self._store is None:
+            return
+        for row, tokens in reversed(self._idle.items()):
+            if len(tokens) < WORTH_SAVING or self._store.knows(tokens, is_prompt=False):
+                continue
+            state = self._runner.save(row)
+            if not self._store.put(tokens, state, is_prompt=False, deadline=deadline):
+                return
+
     def clear(self) -> None:
         """Empty every idle row."""
         while self.evict():
@@ -192,6 +284,8 @@ class PrefixCache:
 
     def _save(self, row: int, tokens: Tokens, *, is_prompt: bool = False) -> None:
         state = self._runner.save(row)
+        if self._store is not None:
+            self._store.put(tokens, state, is_prompt=is_prompt)
         key = next(self._keys)
         self._saved[key] = Saved(tokens, state, is_prompt)
         self._saved_bytes += len(state)
@@ -211,8 +305,27 @@ class PrefixCache:
             self._forget_saved(next(iter(self._saved)))
         while len(self._idle) > self._prefixes:
             row = next(iter(self._idle))
-            self._forget_idle(row)
+            tokens = self._forget_idle(row)
+            if self._store is not None and len(tokens) >= WORTH_SAVING:
+                self._store.put(tokens, self._runner.save(row), is_prompt=False)
             self._clear(row)
+
+    def _learn(self, store: PrefixStore) -> None:
+        """Follow what was stored and what is gone."""
+        for change in store.changes():
+            self._forget_stored(change.name)
+            if isinstance(change, Stored):
+                key = next(self._keys)
+                self._stored[key] = change
+                self._stored_keys[change.name] = key
+                self._stored_tree.insert(key, change.tokens)
+
+    def _forget_stored(self, name: str) -> None:
+        key = self._stored_keys.pop(name, None)
+        if key is not None:
+            self._stored_tree.remove(key)
+            self._refused.pop(key, None)
+            del self._stored[key]
 
     def _forget_idle(self, row: int) -> Tokens:
         self._tree.remove(row)

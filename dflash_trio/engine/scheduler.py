@@ -35,7 +35,8 @@ from .answer_text import AnswerText
 from .model_runner import BatchSlice, DecodeOutcome, ModelRunner
 from .prefill_shares import prefill_shares
 from .prefix_cache import PrefixCache
-from .sequence import Sequence, SequenceState
+from .prefix_store import PrefixStore
+from .sequence import Sequence, SequenceState, cells_used
 from .token_step import Ending, take_token
 
 Delivery = list[tuple[int, Event]]
@@ -58,7 +59,8 @@ class Scheduler:
     """Runs one model's sequences.
 
     ``chunk``: prefill tokens in one step, shared by all prompts. ``prefixes`` and ``prompts``: how
-    many ended sequences and whole prompts are kept for later ones. ``on_batch`` is told the
+    many ended sequences and whole prompts are kept for later ones, ``store``: where they outlive
+    the process. ``on_batch`` is told the
     generations of each batch and its tokens right before it is decoded, and the empty set right
     after: while it names a generation, that one's tokens are on the device.
     """
@@ -71,13 +73,17 @@ class Scheduler:
         chunk: int,
         prefixes: int = 0,
         prompts: int = 0,
+        store: PrefixStore | None = None,
         on_batch: Callable[[frozenset[int], int], None] = lambda _generations, _tokens: None,
     ) -> None:
         self._runner = runner
         self._ledger = ledger
         self._chunk = chunk
+        self._store = store
         self._on_batch = on_batch
-        self._cache = PrefixCache(runner, slots=ledger.slots, prefixes=prefixes, prompts=prompts)
+        self._cache = PrefixCache(
+            runner, slots=ledger.slots, prefixes=prefixes, prompts=prompts, store=store
+        )
         # By generation and the answer's index. Insertion order is arrival order: oldest first
         # everywhere below.
         self._sequences: dict[tuple[int, int], Sequence] = {}
@@ -412,6 +418,10 @@ class Scheduler:
 
     # --------------------------------------------------------------------------- inspection
 
+    def store_idle(self, deadline: float) -> None:
+        """Store what ended sequences have left in the cache: see PrefixCache."""
+        self._cache.store_idle(deadline)
+
     def check_idle(self) -> None:
         """With nothing running the cache must hold what is kept, and no more; else EngineError."""
         self._cache.check_idle()
@@ -426,20 +436,11 @@ class Scheduler:
             sequences_decoding=decoding,
             sequences_paused=paused,
             pauses=self._pauses,
-            cells_used=self._cells_used(),
+            cells_used=cells_used(self._sequences.values()),
             cells_cached=self._cache.cells,
             prefixes_cached=len(self._cache),
+            prefixes_stored=self._store.entries if self._store is not None else 0,
+            bytes_stored=self._store.size_bytes if self._store is not None else 0,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
         )
-
-    def _cells_used(self) -> int:
-        """What running sequences have in the cache; a prompt of several answers counts once."""
-        used, shared = 0, set()
-        for (generation_id, _), sequence in self._sequences.items():
-            used += sequence.computed
-            if sequence.computed and generation_id in shared:
-                used -= len(sequence.prompt)
-            elif sequence.computed and sequence.prepared.n > 1:
-                shared.add(generation_id)
-        return used

@@ -289,7 +289,10 @@ class ScriptedRunner:
     def load(self, seq_id: int, state: bytes) -> None:
         if self._histories[seq_id]:
             raise EngineError(f"sequence {seq_id} is not empty")
-        self._histories[seq_id], self._checksums[seq_id] = pickle.loads(state)
+        history, checksums = pickle.loads(state)
+        if self.cells_used + len(history) > self._cells:
+            raise EngineError("no cells for a saved state")
+        self._histories[seq_id], self._checksums[seq_id] = history, checksums
         self._cell_ids[seq_id] = [next(self._next_cell) for _ in self._histories[seq_id]]
         self._sharers.update(self._cell_ids[seq_id])
 

@@ -127,3 +127,15 @@ class Sequence:
         if state not in LAWFUL[self.state]:
             raise UnlawfulTransition(f"{self.state.value} -> {state.value}")
         self.state = state
+
+
+def cells_used(sequences: Iterable[Sequence]) -> int:
+    """What sequences have in the cache; a prompt of several answers counts once."""
+    used, shared = 0, set()
+    for sequence in sequences:
+        used += sequence.computed
+        if sequence.computed and sequence.generation_id in shared:
+            used -= len(sequence.prompt)
+        elif sequence.computed and sequence.prepared.n > 1:
+            shared.add(sequence.generation_id)
+    return used

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 
 from attrs import frozen
@@ -20,6 +21,7 @@ from ..generation.request import PreparedPrompt
 from ..generation.status import EngineStatistics
 from .admission import Hold, KVLedger
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
+from .prefix_store import PrefixStore
 from .scheduler import Delivery, Scheduler
 from .sequence import Sequence
 from .step_clock import StepClock
@@ -39,6 +41,8 @@ class LoadedModel:
     """Ended sequences that are kept for later prompts."""
     prompts: int = 0
     """Whole prompts that are kept."""
+    store: PrefixStore | None = None
+    """Where what is kept outlives the process. The worker closes it."""
 
 
 Load = Callable[[Callable[[float], None], threading.Event], LoadedModel]
@@ -108,6 +112,8 @@ class _Stop:
 
 _BLOCKED_INTERVAL = 0.02
 """Seconds between two looks whether a paused sequence can go on."""
+_STORE_BOUND = 4.0
+"""Seconds at the end for storing what is kept. Well within what a worker is given to end."""
 _WARM_UP = frozenset({0})  # no generation has this id
 
 
@@ -125,6 +131,8 @@ class EngineWorker:
         )
         self._stop_loading = threading.Event()
         self._runner: ModelRunner | None = None
+        self._store: PrefixStore | None = None
+        self._store_deadline: float | None = None
         self.statistics = EngineStatistics()
         """Published whole after each step; read from any thread."""
         self.clock = StepClock()
@@ -181,8 +189,15 @@ class EngineWorker:
             except BaseException as error:
                 self._report_death(error)
             finally:
+                self._close_store()
                 self._close_runner()
                 self._deliver(Ended())
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            # From the stop on, or from here where nobody stopped it.
+            deadline = self._store_deadline or time.monotonic() + _STORE_BOUND
+            self._store.close(deadline)
 
     def _close_runner(self) -> None:
         try:
@@ -200,6 +215,7 @@ class EngineWorker:
     def _run(self) -> None:
         model = self._load(self._report_progress, self._stop_loading)
         self._runner = runner = model.runner
+        self._store = model.store
         with self._batch_lock:
             # Nobody's batch, but one that stop() may cut.
             runner.rearm()
@@ -218,6 +234,7 @@ class EngineWorker:
             chunk=model.chunk,
             prefixes=model.prefixes,
             prompts=model.prompts,
+            store=model.store,
             on_batch=self._on_batch,
         )
         self._deliver(Ready(runner.info, runner.vocabulary, model.ledger, model.warnings))
@@ -242,6 +259,11 @@ class EngineWorker:
             return
         scheduler.fail_all("the server stopped")
         self._publish(scheduler)
+        self._store_deadline = time.monotonic() + _STORE_BOUND
+        try:
+            scheduler.store_idle(self._store_deadline)
+        except Exception:
+            log.exception("what %s kept of prompts could not be stored", self._name)
 
     def _take_inbox(self, scheduler: Scheduler) -> bool:
         """Handle every message that is there, waiting for one when there is nothing to run.

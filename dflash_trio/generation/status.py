@@ -40,6 +40,10 @@ class EngineStatistics:
     cells_cached: int = 0
     """KV cells in beginnings of prompts that are kept. Given up as soon as cells are needed."""
     prefixes_cached: int = 0
+    """Ended sequences and whole prompts that are kept in rows and in memory."""
+    prefixes_stored: int = 0
+    bytes_stored: int = 0
+    """Those on disk for this model in this configuration."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     """Totals since the model loaded."""

@@ -13,6 +13,7 @@ from dflash_trio.engine import prefix_cache
 from dflash_trio.engine.admission import KVLedger
 from dflash_trio.engine.model_runner import BatchSlice, EngineError
 from dflash_trio.engine.prefix_cache import PrefixCache
+from dflash_trio.engine.prefix_store import PrefixStore
 from dflash_trio.engine.scheduler import Scheduler
 from dflash_trio.engine.scripted_runner import ScriptedRunner
 from dflash_trio.engine.sequence import Sequence
@@ -34,6 +35,7 @@ class Engine:
         window: int | None = None,
         pool: int | None = None,
         max_ctx: int = 400,
+        store: PrefixStore | None = None,
     ) -> None:
         pool = pool or slots * max_ctx
         self.ledger = KVLedger(slots=slots, pool=pool, max_ctx=max_ctx, decode_headroom=8)
@@ -41,7 +43,7 @@ class Engine:
             slots=slots, cells=pool, shares_cells=shares_cells, window=window
         )
         self.scheduler = Scheduler(
-            self.runner, self.ledger, chunk=64, prefixes=prefixes, prompts=prompts
+            self.runner, self.ledger, chunk=64, prefixes=prefixes, prompts=prompts, store=store
         )
         self.next_id = 1
 
@@ -259,6 +261,15 @@ def test_the_memory_for_what_is_saved_is_bounded(monkeypatch: pytest.MonkeyPatch
     engine.say(prompt("z" * 100, 3))
     assert 0 < cache.saved_bytes <= prefix_cache.MOST_SAVED_BYTES
     assert len(cache) < 8
+
+
+def test_a_saved_row_takes_its_cells_from_idle_ones() -> None:
+    engine = Engine(slots=3, pool=300, max_ctx=280)
+    engine.say(prompt("a" * 150, 3))
+    engine.say(prompt("b" * 200, 3))  # for which the first one is saved
+    again = prompt("a" * 150 + "more", 3)
+    text, finished = engine.say(again)
+    assert (text, cached(finished)) == (cold(again), 150)
 
 
 def test_a_short_common_beginning_does_not_cost_a_long_kept_one() -> None:

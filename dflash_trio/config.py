@@ -141,6 +141,8 @@ class ModelConfig:
     """Ended sequences that are kept for prompts that begin alike."""
     prefill_cache_slots: int = 0
     """Whole prompts that are kept as such."""
+    disk_prefix_cache: str | None = None
+    """The folder in which what is kept outlives the process; ``None``: it does not."""
     on_sigterm: SigtermPolicy | None = None
     """``None``: ``drain`` with one slot, ``finalize`` with more."""
     given: frozenset[str] = field(default=frozenset(), eq=False)

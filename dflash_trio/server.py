@@ -31,6 +31,7 @@ from .config import ListenerConfig, ModelConfig, ServerConfig
 from .console import complain, say
 from .engine.admission import KVLedger
 from .engine.client import EngineClient
+from .engine.disk_cache import DiskCache, FolderError, check_folder, state_key
 from .engine.llama_abi import gpu_devices
 from .engine.llama_runner import LlamaRunner, LlamaSpec, resolve_device
 from .engine.model_file import ModelFileError, check_model_file
@@ -149,6 +150,7 @@ def _check(config: ServerConfig) -> list[tuple[ModelConfig, Load]]:
             )
         cpu_blocks += on_cpu
         _check_template(model)
+        _check_disk_cache(model)
     threads = max(1, usable_cores() // max(1, cpu_blocks))
     return [
         (model, partial(load_llama, model, threads, size))
@@ -179,6 +181,21 @@ def _check_template(model: ModelConfig) -> None:
         ChatTemplate(source, bos_token="", eos_token="", label=model.block_label)
     except TemplateError as error:
         raise StartupError(f"{error}: see {model.chat_template_file}") from error
+
+
+def _check_disk_cache(model: ModelConfig) -> None:
+    if model.disk_prefix_cache is None:
+        return
+    option = f"{model.block_label}: --disk-prefix-cache"
+    if not (model.prefix_cache_slots or model.prefill_cache_slots):
+        raise StartupError(
+            f"{option} would stay empty with --prefix-cache-slots 0: give it at least 1, or leave "
+            "the folder out"
+        )
+    try:
+        check_folder(model.disk_prefix_cache)
+    except FolderError as error:
+        raise StartupError(f"{option} {error}") from error
 
 
 def _bind(config: ServerConfig) -> BoundListeners:
@@ -232,6 +249,14 @@ def load_llama(
         max_ctx=runner.max_ctx,
         decode_headroom=model.decode_headroom,
     )
+    store = None
+    if model.disk_prefix_cache is not None:
+        try:
+            key = state_key(check_model_file(model.path).parts, runner.state_facts)
+            store = DiskCache(model.disk_prefix_cache, key)
+        except (FolderError, ModelFileError, OSError) as error:
+            runner.close()
+            raise ModelLoadError(f"--disk-prefix-cache {error}") from error
     return LoadedModel(
         runner,
         ledger,
@@ -239,6 +264,7 @@ def load_llama(
         tuple(spec.warnings),
         prefixes=model.prefix_cache_slots,
         prompts=model.prefill_cache_slots,
+        store=store,
     )
 
 

@@ -130,8 +130,9 @@ _CACHES = (
            help="Ended sequences kept for prompts that begin alike; 0 keeps none."),
     _model("prefill-cache-slots", takes=integer(0, 255), default="0", field="prefill_cache_slots",
            help="Whole prompts kept as such, beside what became of them."),
-    _model("disk-prefix-cache", takes=values.DIRECTORY_OR_OFF, default="off", only_value="off",
-           help="A folder that keeps prompt beginnings over restarts."),
+    _model("disk-prefix-cache", takes=values.DIRECTORY_OR_OFF, default="off",
+           field="disk_prefix_cache",
+           help="A folder that keeps prompt beginnings over restarts, in the clear."),
 )
 
 _DRAFTING = (

@@ -117,6 +117,10 @@ def _path(text: str) -> str:
     return text
 
 
+def _path_or_off(text: str) -> str | None:
+    return None if text == "off" else _path(text)
+
+
 def _name(text: str) -> str:
     if not text.strip():
         raise BadValue("is blank")
@@ -246,7 +250,7 @@ PATH = ValueType("PATH", "a path", _path)
 FILE = ValueType("FILE", "a path", _path)
 TOML_FILE = ValueType("FILE.toml", "a path", _path)
 DIRECTORY = ValueType("DIR", "a path", _path)
-DIRECTORY_OR_OFF = ValueType("DIR|off", "a folder's path or off", _path)
+DIRECTORY_OR_OFF = ValueType("DIR|off", "a folder's path or off", _path_or_off)
 NAME = ValueType("NAME", f"1 to {NAME_CHARACTERS} printable characters, not only blanks", _name)
 API_KEY = ValueType("KEY", "a key that an HTTP header can carry", _api_key)
 HOST = ValueType("ADDRESS", "an IP address, a host name or unix:/path", _host)

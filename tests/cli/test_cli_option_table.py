@@ -79,7 +79,6 @@ def test_what_is_not_available_yet_is_exactly_this() -> None:
     assert {option.flag for option in cli_cases.UNAVAILABLE} == {*LATER.split(), *single}
     assert {option.name: option.only_value for option in cli_cases.ONE_VALUE} == {
         "fa-window": "0",
-        "disk-prefix-cache": "off",
     }
 
 

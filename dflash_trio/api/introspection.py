@@ -149,6 +149,11 @@ def _model_status(model: ModelStatus) -> dict[str, Any]:
             "cached": engine.cells_cached,
             "available": model.cells_available,
         },
+        "prefix_cache": {
+            "kept": engine.prefixes_cached,
+            "disk_entries": engine.prefixes_stored,
+            "disk_bytes": engine.bytes_stored,
+        },
         "in_flight": dict(model.in_flight),
         "paused": engine.sequences_paused,
         "draft": attrs.asdict(model.draft),

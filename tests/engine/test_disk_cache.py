@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +18,10 @@ from typing import Any, BinaryIO
 
 import attrs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dflash_trio.engine import disk_cache, disk_entry
+from dflash_trio.engine import disk_cache, disk_entry, worker
 from dflash_trio.engine.admission import KVLedger
 from dflash_trio.engine.disk_cache import DiskCache, FolderError, check_folder, state_key
 from dflash_trio.engine.prefix_cache import PrefixCache
@@ -28,8 +32,10 @@ from dflash_trio.engine.sequence import Sequence
 from dflash_trio.generation.events import Finished
 from dflash_trio.generation.request import PreparedPrompt
 from tests.engine.engine_helpers import prompt, reserve, stories
-from tests.engine.test_prefix_cache import HEAD, Engine, cached, cold
+from tests.engine.test_prefix_cache import HEAD, Engine, cached, cold, turns
 from tests.engine.test_runner_contract import NIGHT, load_llama
+from tests.engine.test_worker import Lost, running
+from tests.support.scripted import scripted_load
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 STATE = bytes(range(256)) * 4
@@ -186,6 +192,96 @@ def test_a_stored_row_that_the_cells_have_no_room_for_costs_nobody_anything(fold
     text, finished = second.say(short)
     assert (text, cached(finished)) == (cold(short), 0)
     assert names(folder) == set()  # no use here, ever
+
+
+def test_a_worker_that_is_stopped_stores_what_it_has_and_one_whose_engine_died_nothing(
+    folder: Path,
+) -> None:
+    load = scripted_load(prefixes=2, open_store=lambda: DiskCache(str(folder), KEY))
+    with running(load) as thread:
+        thread.until_ready()
+        thread.submit(1, prompt(HEAD, 5))
+        thread.until_retired(1)
+        thread.worker.stop()
+        thread.join()
+    (name,) = names(folder)
+    died = scripted_load(
+        slots=2,
+        prefixes=2,
+        open_store=lambda: DiskCache(str(folder), KEY),
+        before_decode=Lost(9),
+    )
+    with running(died) as thread:
+        thread.until_ready()
+        thread.submit(1, prompt(HEAD + "more", 4))
+        thread.until_retired(1)
+        assert thread.stories[1].finished.usage.cached_tokens == len(HEAD)
+        thread.submit(2, prompt("y" * 200, 50, ignore_eos=True))
+        thread.join()
+    assert names(folder) == {name}
+
+
+def test_a_disk_that_hangs_does_not_hold_the_end_of_a_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(monkeypatch)
+    monkeypatch.setattr(worker, "_STORE_BOUND", 0.2)
+    load = scripted_load(slots=3, prefixes=3, open_store=lambda: DiskCache(str(folder), KEY))
+    with running(load) as thread:
+        thread.until_ready()
+        for number in (1, 2, 3):
+            thread.submit(number, prompt(str(number) * 100, 5))
+        thread.until_retired(1, 2, 3)
+        begun = time.monotonic()
+        thread.worker.stop()
+        thread.join()
+        assert time.monotonic() - begun < 5
+    held.gate.set()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    turns,
+    st.lists(st.booleans(), min_size=14, max_size=14),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(0, 40)),
+    st.randoms(use_true_random=False),
+)
+def test_answers_are_the_cold_ones_whenever_the_server_was_restarted(
+    said: list[tuple[int, int, int, int | None, bool]],
+    restarts: list[bool],
+    slots: int,
+    prefixes: int,
+    prompts: int,
+    shares_cells: bool,
+    window: int | None,
+    dice: random.Random,
+) -> None:
+    changes = {
+        "slots": slots,
+        "prefixes": prefixes,
+        "prompts": prompts,
+        "shares_cells": shares_cells,
+        "window": window,
+        "pool": None if not shares_cells else max(400, slots * 250),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder), **changes)
+        conversations = {who: [97 + who % 2] * 70 for who in range(4)}
+        for (who, new, answer, leaves, wants), restart in zip(said, restarts, strict=False):
+            if restart:
+                server.stop()
+                server = Server(Path(folder), **changes)
+            tokens = [*conversations[who], *(97 + dice.randrange(3) for _ in range(new))][-250:]
+            prepared = attrs.evolve(prompt(tokens, answer, ignore_eos=True), cache_prompt=wants)
+            ((text, finished),) = server.engine.say_all([prepared], cancel_after=leaves)
+            assert cold(prepared).startswith(text)
+            assert finished.reason == "cancelled" or text == cold(prepared)
+            conversations[who] = [*tokens, *text.encode()]
+        server.stop()
 
 
 # ----------------------------------------------------------------- damaged, foreign, gone

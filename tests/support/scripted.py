@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dflash_trio.config import ModelConfig
 from dflash_trio.engine.admission import KVLedger
 from dflash_trio.engine.model_runner import BatchSlice
+from dflash_trio.engine.prefix_store import PrefixStore
 from dflash_trio.engine.scripted_runner import EOG, Script, ScriptedRunner
 from dflash_trio.engine.worker import Load, LoadedModel
 
@@ -68,6 +69,8 @@ def scripted_load(
     before_decode: Callable[[Sequence[BatchSlice]], None] | None = None,
     template: str | None = PLAIN_TEMPLATE,
     on_runner: Callable[[ScriptedRunner], None] = lambda _: None,
+    prefixes: int = 0,
+    open_store: Callable[[], PrefixStore] | None = None,
 ) -> Load:
     """What a worker runs first, for a scripted model. ``on_runner`` gets the runner itself."""
     cells = pool if pool is not None else slots * max_ctx
@@ -84,7 +87,8 @@ def scripted_load(
         on_runner(runner)
         on_progress(1.0)
         ledger = KVLedger(slots=slots, pool=cells, max_ctx=max_ctx, decode_headroom=headroom)
-        return LoadedModel(runner, ledger, chunk)
+        store = open_store() if open_store is not None else None
+        return LoadedModel(runner, ledger, chunk, prefixes=prefixes, store=store)
 
     return load
 

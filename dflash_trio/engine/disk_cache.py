@@ -35,7 +35,7 @@ from .disk_entry import (
     read_head,
     write_entry,
 )
-from .prefix_store import Gone, Stored, Tokens
+from .prefix_store import LEAST_SHARE, Gone, Stored, Tokens
 
 log = logging.getLogger("dflash_trio.engine")
 
@@ -293,14 +293,15 @@ class DiskCache:
         return whole
 
     def _drop_what_it_contains(self, entry: Entry) -> None:
-        """A conversation that went on is worth a file, and what it was before is not."""
+        """A conversation that went on takes the place of what it was before, unless it has become
+        too long to be read for that."""
         with self._lock:
             contained = [
                 name
                 for name, other in self._index.items()
                 if not other.is_prompt
                 and not entry.is_prompt
-                and len(other.tokens) < len(entry.tokens)
+                and len(other.tokens) < len(entry.tokens) <= len(other.tokens) * LEAST_SHARE
                 and other.tokens[-1] == entry.tokens[len(other.tokens) - 1]
                 and other.tokens == entry.tokens[: len(other.tokens)]
             ]

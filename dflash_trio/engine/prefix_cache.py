@@ -27,7 +27,7 @@ from itertools import count
 from attrs import frozen
 
 from .model_runner import EngineError, ModelRunner
-from .prefix_store import PrefixStore, Stored, Tokens
+from .prefix_store import LEAST_SHARE, PrefixStore, Stored, Tokens
 from .prefix_tree import Match, PrefixTree
 
 MOST_SAVED_BYTES = 1 << 30
@@ -35,9 +35,6 @@ MOST_SAVED_BYTES = 1 << 30
 and some hundreds in a large one."""
 WORTH_SAVING = 64
 """Tokens. Fewer are computed about as fast as they are copied out and in."""
-LEAST_SHARE = 4
-"""Of what is stored is read only what a prompt uses at least one part in so many of: a long state
-takes longer to read than a short beginning to compute."""
 
 
 @frozen
@@ -271,7 +268,7 @@ class PrefixCache:
         if self._store is None:
             return
         for row, tokens in reversed(self._idle.items()):
-            if len(tokens) < WORTH_SAVING or self._store.knows(tokens, is_prompt=False):
+            if not self._is_worth_storing(tokens):
                 continue
             state = self._runner.save(row)
             if not self._store.put(tokens, state, is_prompt=False, deadline=deadline):
@@ -306,9 +303,16 @@ class PrefixCache:
         while len(self._idle) > self._prefixes:
             row = next(iter(self._idle))
             tokens = self._forget_idle(row)
-            if self._store is not None and len(tokens) >= WORTH_SAVING:
+            if self._is_worth_storing(tokens):
+                assert self._store is not None
                 self._store.put(tokens, self._runner.save(row), is_prompt=False)
             self._clear(row)
+
+    def _is_worth_storing(self, tokens: Tokens) -> bool:
+        """Whether an ended sequence should be stored, and is not."""
+        if self._store is None or len(tokens) < WORTH_SAVING:
+            return False
+        return not self._store.knows(tokens, is_prompt=False)
 
     def _learn(self, store: PrefixStore) -> None:
         """Follow what was stored and what is gone."""

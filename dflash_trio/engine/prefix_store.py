@@ -8,6 +8,10 @@ from attrs import frozen
 
 Tokens = tuple[int, ...]
 
+LEAST_SHARE = 4
+"""Of what is stored is read only what a prompt uses at least one part in so many of: a long state
+takes longer to read than a short beginning to compute."""
+
 
 @frozen
 class Stored:

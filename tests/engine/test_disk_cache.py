@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from dflash_trio.engine import disk_cache, disk_entry, worker
 from dflash_trio.engine.admission import KVLedger
 from dflash_trio.engine.disk_cache import DiskCache, FolderError, check_folder, state_key
+from dflash_trio.engine.disk_entry import BadEntry, open_entry, read_head
 from dflash_trio.engine.prefix_cache import PrefixCache
 from dflash_trio.engine.prefix_store import Gone, Stored
 from dflash_trio.engine.scheduler import Scheduler
@@ -112,6 +113,15 @@ def test_what_was_given_up_for_others_is_had_back_in_the_same_run(
     for letter in "abcd":
         server.say(prompt(letter * 100, 5))
     server.store.close(soon())
+    assert cached(server.say(prompt("a" * 100 + "!", 5))[1]) == 100
+
+
+def test_rows_beyond_those_that_are_kept_are_on_disk(folder: Path) -> None:
+    server = Server(folder, slots=3, prefixes=1)
+    for letter in "abc":
+        assert len(server.engine.say_all([prompt(letter * 100, 5), prompt("z" * 100, 5)])) == 2
+    server.store.close(soon())
+    assert len(server.engine.scheduler._cache) == 1
     assert cached(server.say(prompt("a" * 100 + "!", 5))[1]) == 100
 
 
@@ -372,7 +382,9 @@ def test_an_entry_of_another_key_is_never_read(
 
 
 def test_the_name_of_a_key_does_not_stand_for_the_key(folder: Path) -> None:
-    filled(folder)
+    (name,) = filled(folder)
+    with open_entry(str(folder / name)) as file, pytest.raises(BadEntry, match="not of this"):
+        read_head(file, KEY[:31] + b"x")
     alike = KEY[:31] + b"x"  # names begin as with the other key
     assert DiskCache(str(folder), alike).changes() == []
 
@@ -394,13 +406,14 @@ def test_a_file_that_vanishes_is_no_more_than_not_there(
     assert lines(caplog) == []
 
 
-def test_links_and_pipes_with_an_entrys_name_are_left_alone(folder: Path) -> None:
+def test_links_and_pipes_with_an_entrys_name_are_never_followed(folder: Path) -> None:
     (name,) = filled(folder)
     known = DiskCache(str(folder), KEY)
     (folder / name).rename(folder / "elsewhere")
     (folder / name).symlink_to(folder / "elsewhere")
     assert DiskCache(str(folder), KEY).changes() == []
     assert known.load(name) is None
+    assert (folder / "elsewhere").exists()
     os.mkfifo(folder / name)
     assert DiskCache(str(folder), KEY).changes() == []
 
@@ -470,11 +483,14 @@ class Held:
         monkeypatch.setattr(disk_cache, "write_entry", held)
 
 
+@pytest.mark.parametrize(
+    ("bound", "at"), [("MOST_QUEUED_BYTES", 3 * len(STATE)), ("MOST_QUEUED", 3)]
+)
 def test_a_slow_disk_makes_nobody_wait_and_what_is_too_much_is_not_stored(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, bound: str, at: int
 ) -> None:
     held = Held(monkeypatch)
-    monkeypatch.setattr(disk_cache, "MOST_QUEUED_BYTES", 3 * len(STATE))
+    monkeypatch.setattr(disk_cache, bound, at)
     store = DiskCache(str(folder), KEY)
     taken = [store.put((0, *TOKENS), STATE, is_prompt=False)]
     assert held.reached.wait(20)
@@ -519,13 +535,24 @@ def test_the_same_entry_is_written_once(folder: Path) -> None:
     assert (folder / name).stat().st_ino == before
 
 
+def test_a_conversation_takes_the_place_of_its_beginning_until_that_is_short(folder: Path) -> None:
+    store = DiskCache(str(folder), KEY)
+    for length in (100, 150, 601, 700):
+        store.put((7,) * length, STATE, is_prompt=False, deadline=soon())
+    store.put((8, *(7,) * 50), STATE, is_prompt=False, deadline=soon())
+    store.close(soon())
+    assert {len(e.tokens) for e in store._index.values()} == {51, 150, 700}
+
+
 def test_a_whole_prompt_stays_beside_what_begins_with_it(folder: Path) -> None:
     store = DiskCache(str(folder), KEY)
     store.put(TOKENS, STATE, is_prompt=True, deadline=soon())
     store.put(TOKENS, STATE, is_prompt=False, deadline=soon())
     store.put((*TOKENS, 1), STATE, is_prompt=False, deadline=soon())
+    store.put((*TOKENS, 1, 2), STATE, is_prompt=True, deadline=soon())
     store.close(soon())
-    assert {len(e.tokens): e.is_prompt for e in store._index.values()} == {100: True, 101: False}
+    kept = {len(entry.tokens): entry.is_prompt for entry in store._index.values()}
+    assert kept == {100: True, 101: False, 102: True}
 
 
 # ---------------------------------------------------------------------------------- bounds

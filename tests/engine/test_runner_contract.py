@@ -471,6 +471,20 @@ def test_a_saved_sequence_goes_on_in_another_row_as_it_would_have(runner: Runner
     assert runner.sequence_length(0) == len(tokens_of(runner, BREAD))
 
 
+def test_a_saved_sequence_without_cells_is_refused_and_had_once_there_are(make: Make) -> None:
+    runner = make(slots=3, max_ctx=256, pool=256)
+    tokens = (tokens_of(runner, SEA) * 30)[:150]
+    prefill(runner, 0, tokens)
+    state = runner.save(0)
+    with pytest.raises(EngineError):
+        runner.load(2, state)
+    runner.rewind(2, 0)
+    assert runner.sequence_length(0) == 150
+    runner.rewind(0, 0)
+    runner.load(2, state)
+    assert runner.sequence_length(2) == 150
+
+
 @pytest.mark.real
 def test_a_sliding_window_says_where_it_cannot_go_back_exactly(gemma: Path) -> None:
     for keeps, back in ((False, False), (True, True)):

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
+import mmap
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import llama_cpp.llama_cpp as llama
-from attrs import frozen
+from attrs import field, frozen
 
 
 class MissingSymbol(Exception):
@@ -69,6 +71,13 @@ class GgufSummary:
     """Size the file must have for its last tensor to be whole."""
     split_count: int
     """Parts of a split model; 1 for a file of its own."""
+    facts: Mapping[str, int | float | str | tuple[int | float, ...]] = field(
+        factory=dict, hash=False
+    )
+    """The architecture's numbers, without its name before their keys, and how many tokens the
+    vocabulary has as ``tokenizer.ggml.tokens``."""
+    tensors: tuple[tuple[str, int], ...] = ()
+    """Names and bytes."""
 
 
 def read_gguf_header(path: str) -> GgufSummary | None:
@@ -84,6 +93,7 @@ def read_gguf_header(path: str) -> GgufSummary | None:
     count = _bind("gguf_get_n_tensors", ctypes.c_int64, pointer)
     offset = _bind("gguf_get_tensor_offset", size_t, pointer, ctypes.c_int64)
     tensor_size = _bind("gguf_get_tensor_size", size_t, pointer, ctypes.c_int64)
+    tensor_name = _bind("gguf_get_tensor_name", text, pointer, ctypes.c_int64)
     data_offset = _bind("gguf_get_data_offset", size_t, pointer)
 
     string_type, uint16_type = 8, 2  # enum gguf_type
@@ -99,11 +109,72 @@ def read_gguf_header(path: str) -> GgufSummary | None:
         key = find_key(context, b"split.count")
         if key >= 0 and key_type(context, key) == uint16_type:
             splits = max(1, int(get_u16(context, key)))
-        tensors = int(count(context))
-        end = max((offset(context, i) + tensor_size(context, i) for i in range(tensors)), default=0)
-        return GgufSummary(architecture, tensors, int(data_offset(context)) + int(end), splits)
+        total = int(count(context))
+        tensors = tuple(
+            (tensor_name(context, i).decode("utf-8", "replace"), int(tensor_size(context, i)))
+            for i in range(total)
+        )
+        end = max((offset(context, i) + size for i, (_, size) in enumerate(tensors)), default=0)
+        return GgufSummary(
+            architecture,
+            total,
+            int(data_offset(context)) + int(end),
+            splits,
+            _numbers(context, architecture),
+            tensors,
+        )
     finally:
         free(context)
+
+
+# Of enum gguf_type: the numbers, each with the C type of its value.
+_NUMBER_TYPES: dict[int, Any] = {
+    0: ctypes.c_uint8,
+    1: ctypes.c_int8,
+    2: ctypes.c_uint16,
+    3: ctypes.c_int16,
+    4: ctypes.c_uint32,
+    5: ctypes.c_int32,
+    6: ctypes.c_float,
+    7: ctypes.c_bool,
+    10: ctypes.c_uint64,
+    11: ctypes.c_int64,
+    12: ctypes.c_double,
+}
+_ARRAY_TYPE = 9
+_LONGEST_ARRAY = 4096  # no model has as many layers
+
+
+def _numbers(context: Any, architecture: str | None) -> dict[str, Any]:
+    """The header's numbers that describe the architecture."""
+    pointer, index = ctypes.c_void_p, ctypes.c_int64
+    count = _bind("gguf_get_n_kv", index, pointer)
+    key_of = _bind("gguf_get_key", ctypes.c_char_p, pointer, index)
+    type_of = _bind("gguf_get_kv_type", ctypes.c_int, pointer, index)
+    data_of = _bind("gguf_get_val_data", pointer, pointer, index)
+    element_type_of = _bind("gguf_get_arr_type", ctypes.c_int, pointer, index)
+    length_of = _bind("gguf_get_arr_n", ctypes.c_size_t, pointer, index)
+    elements_of = _bind("gguf_get_arr_data", pointer, pointer, index)
+
+    prefix = f"{architecture}."
+    found: dict[str, Any] = {}
+    for i in range(count(context)):
+        key = key_of(context, i).decode("utf-8", "replace")
+        kind = type_of(context, i)
+        if key == "tokenizer.ggml.tokens" and kind == _ARRAY_TYPE:
+            found[key] = int(length_of(context, i))
+        elif not key.startswith(prefix):
+            continue
+        elif kind in _NUMBER_TYPES:
+            found[key.removeprefix(prefix)] = (
+                _NUMBER_TYPES[kind].from_address(data_of(context, i)).value
+            )
+        elif kind == _ARRAY_TYPE and element_type_of(context, i) in _NUMBER_TYPES:
+            length = min(int(length_of(context, i)), _LONGEST_ARRAY)
+            element = _NUMBER_TYPES[element_type_of(context, i)]
+            values = (element * length).from_address(elements_of(context, i)) if length else ()
+            found[key.removeprefix(prefix)] = tuple(values)
+    return found
 
 
 @frozen
@@ -173,6 +244,32 @@ def gpu_devices() -> tuple[BackendDevice, ...]:
             )
         )
     return tuple(found)
+
+
+def cpu_buffer_type() -> int:
+    """ggml_backend_buffer_type_t of plain memory."""
+    pointer: int = _bind("ggml_backend_cpu_buffer_type", ctypes.c_void_p)()
+    return pointer
+
+
+def peer_access_variable() -> str | None:
+    """The environment variable that lets this build's GPUs read each other's memory, if it has one.
+
+    ggml's CUDA and HIP backends look for it once, when they are loaded: before
+    :func:`gpu_devices` is first called.
+    """
+    name = "GGML_CUDA_P2P"
+    folder = Path(llama._lib._name).parent
+    for path in folder.glob("*ggml-*"):
+        if re.search(r"ggml-(cuda|hip)\.", path.name) is None:
+            continue
+        with (
+            open(path, "rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        ):
+            if content.find(name.encode()) >= 0:
+                return name
+    return None
 
 
 @functools.cache

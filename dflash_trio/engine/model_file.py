@@ -6,9 +6,10 @@ import os
 import re
 import stat
 
-from attrs import frozen
+from attrs import field, frozen
 
 from .llama_abi import GgufSummary, read_gguf_header
+from .model_shape import ModelShape, model_shape
 
 # Files that are GGUFs but no models to generate with.
 _NOT_TARGETS = {
@@ -33,6 +34,7 @@ class ModelFile:
     architecture: str
     parts: tuple[str, ...]
     size_bytes: int
+    shape: ModelShape = field(hash=False)
 
 
 def check_model_file(path: str) -> ModelFile:
@@ -50,6 +52,7 @@ def check_model_file(path: str) -> ModelFile:
             "give the file of the language model itself"
         )
     parts = [path]
+    tensors = list(summary.tensors)
     if summary.split_count > 1:
         match = _SPLIT_NAME.search(path)
         if match is None or int(match[2]) != summary.split_count:
@@ -62,9 +65,10 @@ def check_model_file(path: str) -> ModelFile:
         stem = path[: match.start()]
         for number in range(2, summary.split_count + 1):
             part = f"{stem}-{number:05}-of-{summary.split_count:05}.gguf"
-            _check_one(part)
+            tensors += _check_one(part).tensors
             parts.append(part)
-    return ModelFile(path, architecture, tuple(parts), sum(map(os.path.getsize, parts)))
+    shape = model_shape(architecture, summary.facts, tensors)
+    return ModelFile(path, architecture, tuple(parts), sum(map(os.path.getsize, parts)), shape)
 
 
 def _check_one(path: str) -> GgufSummary:

@@ -13,9 +13,6 @@ import gguf
 import numpy as np
 import pytest
 
-from dflash_trio.config import DevicePlacement
-from dflash_trio.engine import llama_runner
-from dflash_trio.engine.llama_abi import BackendDevice
 from dflash_trio.engine.model_file import ModelFileError, check_model_file
 
 
@@ -286,16 +283,3 @@ def test_a_real_model_cut_short_is_refused(smollm2: Path, tmp_path: Path, part: 
     path = tmp_path / "cut.gguf"
     path.write_bytes(content[: int(len(content) * part)])
     assert "cut short" in refused(path)
-
-
-def test_auto_takes_the_first_gpu_with_room_for_the_weights_else_the_cpu(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    small = BackendDevice("cuda:0", "small", free_memory=10, total_memory=100, handle=1)
-    large = BackendDevice("cuda:1", "large", free_memory=90, total_memory=100, handle=2)
-    monkeypatch.setattr(llama_runner, "gpu_devices", lambda: (small, large))
-    assert llama_runner.resolve_device(None, 5) is small
-    assert llama_runner.resolve_device(None, 50) is large
-    assert llama_runner.resolve_device(None, 500) is None
-    # A device that was named is taken, whatever is free on it.
-    assert llama_runner.resolve_device(DevicePlacement("cuda", 0), 50) is small

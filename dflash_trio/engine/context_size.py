@@ -1,0 +1,59 @@
+"""How large a context is made for a block: one arithmetic for the plan and for the loading."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+CELL_PADDING = 256
+"""llama.cpp rounds a stream's cells up to a multiple of this."""
+DEFAULT_MAX_CTX = 8192
+LARGEST_MICROBATCH = 512
+"""Tokens that the graph is built for; a larger batch runs in pieces."""
+
+
+@frozen
+class ContextSize:
+    """The cells of a context and how they are shared."""
+
+    max_ctx: int
+    """Tokens that one sequence may hold."""
+    pool: int
+    """Cells that the ledger gives away."""
+    slots: int
+    partitioned: bool
+    """Each sequence has a stream of its own; otherwise all share one."""
+
+    @property
+    def streams(self) -> int:
+        return self.slots if self.partitioned else 1
+
+    @property
+    def stream_cells(self) -> int:
+        """Cells of one stream, as llama.cpp allocates them."""
+        return padded(self.max_ctx) if self.partitioned else max(padded(self.pool), CELL_PADDING)
+
+    @property
+    def cells(self) -> int:
+        """``n_ctx``: all streams together."""
+        return self.streams * self.stream_cells
+
+
+def context_size(*, trained: int, slots: int, max_ctx: int | None, pool: int | None) -> ContextSize:
+    """The context of a block; ``None`` is what the operator left open.
+
+    Partitioned where no cells are shared and the pool is every slot's whole context: faster, and
+    what bit-equal answers need.
+    """
+    each = max_ctx or min(trained, DEFAULT_MAX_CTX)
+    largest = each * slots
+    cells = min(pool or largest, largest)
+    return ContextSize(each, cells, slots, partitioned=cells >= largest)
+
+
+def microbatch(chunk: int, slots: int) -> int:
+    """Tokens that llama.cpp computes at a time."""
+    return min(LARGEST_MICROBATCH, chunk + slots)
+
+
+def padded(cells: int) -> int:
+    return -(-cells // CELL_PADDING) * CELL_PADDING

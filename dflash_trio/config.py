@@ -97,6 +97,12 @@ class ModelConfig:
     aliases: tuple[str, ...] = ()
     target_device: DevicePlacement | None = None
     """``None`` is ``auto``: the first GPU with room, else ``cpu:0``."""
+    target_devices: tuple[DevicePlacement, ...] = ()
+    """GPUs that share the layers, instead of the one device."""
+    target_layer_split: tuple[float, ...] = ()
+    """Their shares; empty: even ones."""
+    peer_access: bool = False
+    """They may read each other's memory."""
     max_ctx: int | None = None
     """Tokens one sequence may hold; ``None``: min(trained context, 8192)."""
     max_concurrency: int = 1
@@ -114,6 +120,14 @@ class ModelConfig:
     """``None``: usable cores / loaded CPU blocks."""
     gpu_layers: int | None = None
     """``None``: all of them on a GPU, none on ``cpu:N``."""
+    cpu_moe: bool = False
+    """Experts stay on the CPU."""
+    ds4_fused_decode: bool = False
+    """Says what is so in any case."""
+    ds4_expert_top_k: int | None = None
+    """Experts of a token; ``None``: the file's."""
+    ds4_prefill: Literal["exact"] | None = None
+    """Says what is so in any case."""
     mmap: bool = True
     mlock: bool = False
     rope_freq_base: float | None = None
@@ -154,6 +168,11 @@ class ModelConfig:
         if self.on_sigterm is not None:
             return self.on_sigterm
         return "drain" if self.max_concurrency == 1 else "finalize"
+
+    @property
+    def keeps_prefixes(self) -> bool:
+        """Prompts may go on from what is left of earlier ones."""
+        return bool(self.prefix_cache_slots or self.prefill_cache_slots)
 
     @property
     def block_label(self) -> str:

@@ -27,15 +27,17 @@ from .api.access import AccessPolicy, is_loopback
 from .api.app import DflashApp
 from .api.cors import CorsPolicy
 from .api.generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL
-from .config import ListenerConfig, ModelConfig, ServerConfig
+from .config import DevicePlacement, ListenerConfig, ModelConfig, ServerConfig
 from .console import complain, say
 from .engine.admission import KVLedger
+from .engine.architecture_options import header_overrides
 from .engine.client import EngineClient
 from .engine.disk_cache import DiskCache, FolderError, check_folder, state_key
 from .engine.llama_abi import gpu_devices
-from .engine.llama_runner import LlamaRunner, LlamaSpec, resolve_device
-from .engine.model_file import ModelFileError, check_model_file
+from .engine.llama_runner import LlamaRunner, LlamaSpec
+from .engine.model_file import ModelFile, ModelFileError, check_model_file
 from .engine.model_runner import ModelLoadError
+from .engine.placement import PlacementError, place_models
 from .engine.worker import Load, LoadedModel, Ready
 from .generation.status import ServerStatus
 from .load_progress import LoadProgress
@@ -135,26 +137,25 @@ def _fail(error: Exception) -> int:
 
 def _check(config: ServerConfig) -> list[tuple[ModelConfig, Load]]:
     """What every loaded block will run. Raises StartupError."""
-    cpu_blocks = 0
-    sizes: list[int] = []
+    files: list[ModelFile] = []
     for model in config.models:
         try:
-            sizes.append(check_model_file(model.path).size_bytes)
-            on_cpu = resolve_device(model.target_device, sizes[-1]) is None
-        except (ModelFileError, ModelLoadError) as error:
+            files.append(check_model_file(model.path))
+        except ModelFileError as error:
             raise StartupError(f"{model.block_label}: {error}") from error
-        if on_cpu and model.gpu_layers:
-            raise StartupError(
-                f"{model.block_label}: --gpu-layers {model.gpu_layers} needs a GPU, and this block "
-                "is placed on the CPU: leave it out, or see --list-devices"
-            )
-        cpu_blocks += on_cpu
         _check_template(model)
-        _check_disk_cache(model)
-    threads = max(1, usable_cores() // max(1, cpu_blocks))
+    try:
+        places = place_models(config.models, files)
+    except PlacementError as error:
+        raise StartupError(str(error)) from error
+    for model, place in zip(config.models, places, strict=True):
+        for warning in place.warnings:
+            log.warning("%s: %s", model.block_label, warning)
+        log.info("%s: %s", model.block_label, place.shown())
+    threads = max(1, usable_cores() // max(1, sum(place.on_cpu for place in places)))
     return [
-        (model, partial(load_llama, model, threads, size))
-        for model, size in zip(config.models, sizes, strict=True)
+        (model, partial(load_llama, model, place.devices, threads))
+        for model, place in zip(config.models, places, strict=True)
     ]
 
 
@@ -217,15 +218,15 @@ def _ssl_context(listener: ListenerConfig) -> ssl.SSLContext | None:
 
 def load_llama(
     model: ModelConfig,
+    devices: tuple[DevicePlacement, ...],
     default_threads: int,
-    size_bytes: int,
     on_progress: Callable[[float], None],
     stopped: threading.Event,
 ) -> LoadedModel:
     """Load a block's model with llama.cpp. Runs on its worker's thread."""
     spec = LlamaSpec(
         path=model.path,
-        device=model.target_device,
+        devices=devices,
         slots=model.max_concurrency,
         max_ctx=model.max_ctx,
         pool=model.kv_pool_tokens,
@@ -239,8 +240,10 @@ def load_llama(
         mlock=model.mlock,
         rope_freq_base=model.rope_freq_base,
         rope_freq_scale=model.rope_freq_scale,
-        keeps_prefixes=bool(model.prefix_cache_slots or model.prefill_cache_slots),
-        size_bytes=size_bytes,
+        keeps_prefixes=model.keeps_prefixes,
+        layer_split=model.target_layer_split,
+        cpu_moe=model.cpu_moe,
+        overrides=header_overrides(model),
     )
     runner = LlamaRunner(spec, on_progress=on_progress, stopped=stopped)
     ledger = KVLedger(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 # llama_cpp before numpy: with some CUDA builds a model load crashes in the tokenizer's set-up when
@@ -21,16 +21,14 @@ from attrs import field, frozen
 from ..config import CacheType, DevicePlacement, FlashAttention
 from ..generation.events import TokenAlternative, TokenLogprob
 from ..generation.request import SamplingParams
+from .context_size import context_size, microbatch
 from .llama_abi import (
     BackendDevice,
-    bind_quick,
-    gpu_devices,
-    library_identity,
     llama_errors,
     native_flag_reader,
     silence_llama_log,
 )
-from .llama_batch import LlamaBatch
+from .llama_model_params import ModelParams, find_devices
 from .llama_sampler import ChainSampler, GreedySampler
 from .llama_vocabulary import LlamaVocabulary
 from .model_runner import (
@@ -58,8 +56,6 @@ _FLASH_ATTENTION: dict[FlashAttention, int] = {
     "on": llama.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": llama.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
-_CELL_PADDING = 256  # llama.cpp rounds a stream's cells up to a multiple of this
-_DEFAULT_MAX_CTX = 8192
 
 
 @frozen
@@ -67,7 +63,8 @@ class LlamaSpec:
     """How to load one model. ``None`` values are resolved from the file. Counts are tokens."""
 
     path: str
-    device: DevicePlacement | None
+    devices: tuple[DevicePlacement, ...]
+    """Several GPUs share the layers; the CPU stands alone."""
     slots: int
     max_ctx: int | None
     pool: int | None
@@ -83,8 +80,12 @@ class LlamaSpec:
     rope_freq_scale: float | None = None
     keeps_prefixes: bool = False
     """Prompts may go on from what is left of earlier ones."""
-    size_bytes: int = 0
-    """Of all files of the model: what ``auto`` wants free on a GPU."""
+    layer_split: tuple[float, ...] = ()
+    """The devices' shares of the layers; empty: even ones."""
+    cpu_moe: bool = False
+    """Experts stay on the CPU."""
+    overrides: Mapping[str, int] = field(factory=dict, hash=False)
+    """Numbers in the place of the header's own, by their keys."""
     warnings: list[str] = field(factory=list)
     """Filled while loading: lines for the operator."""
 
@@ -111,9 +112,9 @@ class LlamaRunner:
         self._logits: Any = None
         self._likeliest: Any = None
         try:
-            device = resolve_device(spec.device, spec.size_bytes)
-            self._load_model(spec, device, on_progress, stopped)
-            self._make_context(spec, device)
+            devices = find_devices(spec.devices)
+            self._load_model(spec, devices, on_progress, stopped)
+            self._make_context(spec, on_cpu=not devices)
             if stopped.is_set():
                 raise LoadingStopped
         except BaseException:
@@ -125,24 +126,15 @@ class LlamaRunner:
     def _load_model(
         self,
         spec: LlamaSpec,
-        device: BackendDevice | None,
+        devices: Sequence[BackendDevice],
         on_progress: Callable[[float], None],
         stopped: threading.Event,
     ) -> None:
-        params = llama.llama_model_default_params()
-        layers = 0 if device is None else 9999 if spec.gpu_layers is None else spec.gpu_layers
-        params.n_gpu_layers = layers
-        # An explicit device list, NULL-terminated: an empty one keeps a CPU block off every GPU.
-        handles = [device.handle] if device is not None else []
-        device_list = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
-        params.devices = ctypes.cast(device_list, ctypes.c_void_p)
-        params.split_mode = 0  # LLAMA_SPLIT_MODE_NONE: one block, one device
-        params.load_mode = {
-            (False, False): llama.LLAMA_LOAD_MODE_NONE,
-            (True, False): llama.LLAMA_LOAD_MODE_MMAP,
-            (False, True): llama.LLAMA_LOAD_MODE_MLOCK,
-            (True, True): llama.LLAMA_LOAD_MODE_MMAP_MLOCK,
-        }[spec.mmap, spec.mlock]
+        params = ModelParams(mmap=spec.mmap, mlock=spec.mlock)
+        layers = params.place(devices, gpu_layers=spec.gpu_layers, split=spec.layer_split)
+        if spec.cpu_moe:
+            params.keep_experts_on_cpu()
+        params.override(spec.overrides)
 
         # What the callback raised: no exception can cross llama.cpp's frames, so it is carried
         # around them.
@@ -157,9 +149,9 @@ class LlamaRunner:
                 return False
             return not stopped.is_set()
 
-        params.progress_callback = progress
+        params.raw.progress_callback = progress
         with llama_errors() as errors:
-            self._model = llama.llama_model_load_from_file(os.fsencode(spec.path), params)
+            self._model = llama.llama_model_load_from_file(os.fsencode(spec.path), params.raw)
         if raised:
             raise raised[0]
         if stopped.is_set():
@@ -179,13 +171,14 @@ class LlamaRunner:
                 f"--max-ctx {spec.max_ctx} is beyond the {trained} tokens that {spec.path} was "
                 "trained on: answers may turn to noise there"
             )
-        self.max_ctx = spec.max_ctx or min(trained, _DEFAULT_MAX_CTX)
-        largest = self.max_ctx * spec.slots
-        self.pool = min(spec.pool or largest, largest)
-        if spec.pool is not None and spec.pool > largest:
+        self._size = context_size(
+            trained=trained, slots=spec.slots, max_ctx=spec.max_ctx, pool=spec.pool
+        )
+        self.max_ctx, self.pool = self._size.max_ctx, self._size.pool
+        if spec.pool is not None and spec.pool > self.pool:
             spec.warnings.append(
                 f"--kv-pool-tokens {spec.pool} is more than --max-concurrency x --max-ctx can use: "
-                f"it is {largest} here"
+                f"it is {self.pool} here"
             )
         # Tokens that a sliding window remembers, 0 without one.
         self._window = int(llama.llama_model_n_swa(self._model))
@@ -199,25 +192,20 @@ class LlamaRunner:
             trained_ctx=trained,
             vocab_size=self._vocabulary.size,
             chat_template=template.decode("utf-8", "replace") if template else None,
-            device=device.name if device is not None else str(spec.device or "cpu:0"),
+            device=",".join(map(str, spec.devices)),
             threads=spec.threads,
             gpu_layers=min(layers, llama.llama_model_n_layer(self._model) + 1),
         )
 
-    def _make_context(self, spec: LlamaSpec, device: BackendDevice | None) -> None:
+    def _make_context(self, spec: LlamaSpec, *, on_cpu: bool) -> None:
         params = llama.llama_context_default_params()
-        # A cache partitioned by sequence where no cells are shared and the pool is every slot's
-        # whole context: faster, and what bit-equal answers need. Else one cache for all.
-        partitioned = self.pool >= spec.slots * self.max_ctx
-        self.shares_cells = not partitioned
+        self.shares_cells = not self._size.partitioned
         batch = spec.chunk + spec.slots
         params.n_seq_max = spec.slots
-        params.kv_unified = not partitioned
-        params.n_ctx = (
-            spec.slots * _padded(self.max_ctx) if partitioned else max(_padded(self.pool), 256)
-        )
+        params.kv_unified = self.shares_cells
+        params.n_ctx = self._size.cells
         params.n_batch = batch
-        params.n_ubatch = min(512, batch)
+        params.n_ubatch = microbatch(spec.chunk, spec.slots)
         params.n_outputs_max = spec.slots
         params.n_threads = params.n_threads_batch = spec.threads
         params.type_k = _CACHE_TYPES[spec.cache_type_k]
@@ -228,7 +216,7 @@ class LlamaRunner:
         # A sliding window that remembers everything, where prompts go on from earlier ones.
         params.swa_full = spec.keeps_prefixes
         params.no_perf = True
-        if device is None:
+        if on_cpu:
             # On a GPU build these two would still move a CPU block's work to the GPU.
             params.offload_kqv = False
             params.op_offload = False
@@ -420,30 +408,3 @@ class LlamaRunner:
         if self._model is not None:
             llama.llama_model_free(self._model)
             self._model = None
-
-
-# After the step has been waited for, it only hands out a pointer.
-_get_logits = bind_quick("llama_get_logits", ctypes.POINTER(ctypes.c_float), ctypes.c_void_p)
-
-
-def _padded(cells: int) -> int:
-    return -(-cells // _CELL_PADDING) * _CELL_PADDING
-
-
-def resolve_device(placement: DevicePlacement | None, model_bytes: int = 0) -> BackendDevice | None:
-    """The GPU for a placement; ``None`` for the CPU.
-
-    ``auto`` is the first GPU with ``model_bytes`` of free memory, else the CPU. That is the room
-    for the weights; what cache and computing need beside is not known before the model is loaded.
-    Raises ModelLoadError for a device that this build or this machine lacks.
-    """
-    if placement is not None and placement.is_cpu:
-        return None
-    devices = gpu_devices()
-    if placement is None:
-        return next((d for d in devices if d.free_memory >= model_bytes), None)
-    for device in devices:
-        if device.name == str(placement):
-            return device
-    known = ", ".join([*(device.name for device in devices), "cpu:0"])
-    raise ModelLoadError(f"there is no device {placement} here; this build and host have: {known}")

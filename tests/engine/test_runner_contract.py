@@ -18,6 +18,7 @@ import pytest
 
 import dflash_trio.engine.llama_runner as llama_runner
 from dflash_trio.config import DevicePlacement
+from dflash_trio.engine.llama_abi import gpu_devices
 from dflash_trio.engine.llama_runner import LlamaRunner, LlamaSpec
 from dflash_trio.engine.llama_sampler import native_seed
 from dflash_trio.engine.model_runner import (
@@ -52,7 +53,7 @@ def load_llama(path: Path, **changes: Any) -> LlamaRunner:
     """In the bit-equal configuration, unless changed."""
     settings: dict[str, Any] = {
         "path": str(path),
-        "device": DevicePlacement("cpu", 0),
+        "devices": (DevicePlacement("cpu", 0),),
         "slots": 3,
         "max_ctx": 256,
         "pool": None,
@@ -830,20 +831,17 @@ def test_a_truncated_model_is_a_load_error(smollm2: Path, tmp_path: Path) -> Non
 
 @pytest.mark.real
 def test_a_device_that_is_not_there_is_a_load_error_naming_those_that_are(smollm2: Path) -> None:
-    if llama_runner.gpu_devices():
+    if gpu_devices():
         pytest.skip("this build has GPUs")
     with pytest.raises(ModelLoadError, match=r"no device cuda:0 here.*have: cpu:0"):
-        load_llama(smollm2, device=DevicePlacement("cuda", 0))
+        load_llama(smollm2, devices=(DevicePlacement("cuda", 0),))
 
 
 @pytest.mark.real
-def test_any_cpu_group_and_auto_are_the_cpu_where_there_is_nothing_else(smollm2: Path) -> None:
-    if llama_runner.gpu_devices():
-        pytest.skip("this build has GPUs")
-    for device, name in ((DevicePlacement("cpu", 3), "cpu:3"), (None, "cpu:0")):
-        runner = load_llama(smollm2, slots=1, device=device)
-        assert runner.info.device == name
-        runner.close()
+def test_any_cpu_group_is_the_cpu(smollm2: Path) -> None:
+    runner = load_llama(smollm2, slots=1, devices=(DevicePlacement("cpu", 3),))
+    assert (runner.info.device, runner.info.gpu_layers) == ("cpu:3", 0)
+    runner.close()
 
 
 @pytest.mark.real

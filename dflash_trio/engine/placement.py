@@ -1,0 +1,168 @@
+"""Where each block loads: decided once, before anything does, for all blocks together.
+
+Devices that are written come first, in the order of the blocks; then each ``auto`` takes the first
+GPU with room beside everything that is planned by then, else the CPU. What a block will take is an
+estimate from its header (:mod:`.memory_plan`), and a device that cannot hold it ends the start.
+
+GPUs are asked for nothing where every block is on the CPU: already the question would occupy some
+of their memory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from ..config import DevicePlacement, ModelConfig
+from .architecture_options import refused_option
+from .context_size import context_size, microbatch
+from .host_memory import host_memory
+from .llama_abi import BackendDevice, gpu_devices, peer_access_variable
+from .memory_plan import Demand, DoesNotFit, Needs, Plan, Room, estimate
+from .model_file import ModelFile
+
+CPU = DevicePlacement("cpu", 0)
+
+
+class PlacementError(Exception):
+    """A block that cannot load as it is placed. One line, naming it and what to do."""
+
+
+@frozen
+class Placed:
+    """A block with its devices."""
+
+    devices: tuple[DevicePlacement, ...]
+    """Several GPUs share the layers; the CPU stands alone."""
+    needs: Needs
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.devices[0].is_cpu
+
+    def shown(self) -> str:
+        """The estimate in a line for the operator's log."""
+        needs = (self.needs.cpu,) if self.on_cpu else self.needs.gpus
+        parts = (
+            f"{need.shown()} on {device}" for device, need in zip(self.devices, needs, strict=True)
+        )
+        return f"will take about {', '.join(parts)}"
+
+
+def place_models(models: Sequence[ModelConfig], files: Sequence[ModelFile]) -> list[Placed]:
+    """The places of the blocks that load, in their order. Raises PlacementError."""
+    for model, file in zip(models, files, strict=True):
+        refused = refused_option(model, file.shape)
+        if refused is not None:
+            raise PlacementError(f"{model.block_label}: {refused}")
+        if model.peer_access:
+            _enable_peer_access(model)
+    wants_gpu = any(not _written(model) or not _written(model)[0].is_cpu for model in models)
+    gpus = gpu_devices() if wants_gpu else ()
+    plan = Plan(
+        tuple(Room(gpu.name, gpu.free_memory, gpu.total_memory) for gpu in gpus), host_memory()
+    )
+    placed: dict[int, Placed] = {}
+    for automatic in (False, True):
+        for i, (model, file) in enumerate(zip(models, files, strict=True)):
+            if bool(_written(model)) is not automatic:
+                devices = _written(model) or _chosen(model, file, plan)
+                placed[i], plan = _place(model, file, devices, gpus, plan)
+    return [placed[i] for i in range(len(models))]
+
+
+def _written(model: ModelConfig) -> tuple[DevicePlacement, ...]:
+    """The devices that the operator named; none for ``auto``."""
+    if model.target_devices:
+        return model.target_devices
+    return (model.target_device,) if model.target_device is not None else ()
+
+
+def _chosen(model: ModelConfig, file: ModelFile, plan: Plan) -> tuple[DevicePlacement, ...]:
+    need = estimate(demand_of(model, file, gpus=1)).gpus[0]
+    for room in plan.rooms:
+        if plan.has_room(room.name, need):
+            return (DevicePlacement.parse(room.name),)
+    return (CPU,)
+
+
+def _place(
+    model: ModelConfig,
+    file: ModelFile,
+    devices: tuple[DevicePlacement, ...],
+    gpus: Sequence[BackendDevice],
+    plan: Plan,
+) -> tuple[Placed, Plan]:
+    label = model.block_label
+    for device in devices:
+        if not device.is_cpu and str(device) not in [gpu.name for gpu in gpus]:
+            raise PlacementError(f"{label}: {missing_device(device, gpus)}")
+    on_cpu = devices[0].is_cpu
+    if on_cpu and model.gpu_layers:
+        raise PlacementError(
+            f"{label}: --gpu-layers {model.gpu_layers} needs a GPU, and this block "
+            "is placed on the CPU: leave it out, or see --list-devices"
+        )
+    needs = estimate(demand_of(model, file, gpus=0 if on_cpu else len(devices)))
+    before = plan
+    try:
+        plan = plan.taking([] if on_cpu else [str(device) for device in devices], needs)
+    except DoesNotFit as error:
+        raise PlacementError(f"{label}: {model.path} {error}: {_remedy(model, on_cpu)}") from error
+    warnings = [f"{model.path} {line}" for line in plan.warnings[len(before.warnings) :]]
+    if on_cpu and gpus and not _written(model):
+        need = estimate(demand_of(model, file, gpus=1)).gpus[0]
+        warnings.append(f"no GPU has {need.shown()} free: {model.path} goes to the CPU")
+    return Placed(devices, needs, tuple(warnings)), plan
+
+
+def demand_of(model: ModelConfig, file: ModelFile, *, gpus: int) -> Demand:
+    """A block as the estimate wants it, on that many GPUs."""
+    return Demand(
+        shape=file.shape,
+        context=context_size(
+            trained=file.shape.trained_ctx,
+            slots=model.max_concurrency,
+            max_ctx=model.max_ctx,
+            pool=model.kv_pool_tokens,
+        ),
+        microbatch=microbatch(model.chunk, model.max_concurrency),
+        cache_type_k=model.cache_type_k,
+        cache_type_v=model.cache_type_v,
+        flash_attention=model.flash_attn != "off",
+        keeps_prefixes=model.keeps_prefixes,
+        gpu_layers=model.gpu_layers,
+        cpu_moe=model.cpu_moe,
+        pinned=model.mlock or not model.mmap,
+        split=(model.target_layer_split or (1.0,) * gpus) if gpus else (),
+    )
+
+
+def missing_device(device: DevicePlacement, gpus: Sequence[BackendDevice]) -> str:
+    known = ", ".join([*(gpu.name for gpu in gpus), str(CPU)])
+    return f"there is no device {device} here; this build and host have: {known}"
+
+
+def _remedy(model: ModelConfig, on_cpu: bool) -> str:
+    levers = ["--max-ctx", "--max-concurrency", "--kv-pool-tokens"]
+    if on_cpu:
+        return f"lower {', '.join(levers[:-1])} or {levers[-1]}, or choose a smaller file"
+    if model.target_devices:
+        other = "change --target-layer-split"
+    else:
+        other = "choose another --target-device"
+    return f"lower {', '.join(levers)} or --gpu-layers, or {other}"
+
+
+def _enable_peer_access(model: ModelConfig) -> None:
+    """Set the switch of llama.cpp's GPU backends: of the whole process, before they load."""
+    variable = peer_access_variable()
+    if variable is None:
+        raise PlacementError(
+            f"{model.block_label}: --peer-access has no switch in this build of llama.cpp: "
+            "leave it out"
+        )
+    os.environ[variable] = "1"

@@ -42,7 +42,7 @@ _PLACEMENT = (
            help="Where the model loads; auto is the first GPU with room, else cpu:0."),
     _model("gpu-layers", takes=integer(0, 10_000), default="all on a GPU", field="gpu_layers",
            help="How many layers go to the GPU; the rest stays on the CPU."),
-    _later("cpu-moe", takes=None, default="off",
+    _model("cpu-moe", takes=None, default="off", field="cpu_moe",
            help="Keep the experts of a mixture-of-experts model on the CPU."),
     # ggml has room for 512 threads in a pool.
     _model("threads", takes=integer(1, 512), default="usable cores / loaded CPU blocks",
@@ -154,12 +154,12 @@ _OTHER = (
     _model("on-sigterm", takes=choice("drain", "finalize"), field="on_sigterm",
            default="drain with one slot, else finalize",
            help="On shutdown, finish this model's active requests or end them properly at once."),
-    _later("ds4-fused-decode", takes=None, default="off",
-           help="DeepSeek V4: decode in fused kernels."),
-    _later("ds4-expert-top-k", takes=integer(1, 256), default="the file's",
-           help="DeepSeek V4: experts that a token uses."),
-    _later("ds4-prefill", takes=choice("exact"), default="exact",
-           help="DeepSeek V4: how prompts are worked off."),
+    _model("ds4-fused-decode", takes=None, default="as the GPU can", field="ds4_fused_decode",
+           help="DeepSeek V4: decode in fused kernels, as is done wherever there are any."),
+    _model("ds4-expert-top-k", takes=integer(1, 256), default="the file's",
+           field="ds4_expert_top_k", help="DeepSeek V4: experts that a token uses."),
+    _model("ds4-prefill", takes=choice("exact"), default="exact", field="ds4_prefill",
+           help="DeepSeek V4: how prompts are worked off; there is no other way."),
 )
 
 MODEL_OPTIONS: tuple[Option, ...] = (

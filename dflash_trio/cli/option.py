@@ -51,6 +51,8 @@ class Option:
     """Its value is never shown in a message."""
     available: bool = attrs.field(default=True, kw_only=True)
     """Whether this build offers the feature to a model that loads."""
+    instead: str = attrs.field(default="", kw_only=True)
+    """What to do without a feature that is not there yet, to follow ``leave it out``."""
     only_value: str = attrs.field(default="", kw_only=True)
     """The one value that this build offers so far; empty where there is no such bound."""
     in_file: bool = attrs.field(default=True, kw_only=True)

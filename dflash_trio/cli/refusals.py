@@ -13,6 +13,7 @@ from dflash_trio.cli.option import Scope
 from dflash_trio.cli.selection import Selection
 
 _PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
+_PEER_BACKENDS = ("cuda", "hip")
 
 
 def check_launch_options(parsed: ParsedLaunch) -> None:
@@ -60,7 +61,8 @@ def _check_shareable(values: Values) -> None:
 def _check_available(value: Given) -> None:
     option = value.option
     if not option.available:
-        raise value.refused("is not available yet", "leave it out")
+        instead = f"; {option.instead}" if option.instead else ""
+        raise value.refused("is not available yet", f"leave it out{instead}")
     if option.only_value and option.takes is not None:
         only = option.takes.parse(option.only_value)
         if value.value != only:
@@ -88,6 +90,43 @@ def _check_together(values: Values) -> None:
             f"{layers.written} has no GPU to go to with {device.written}",
             f"leave {layers.spelling} out or place the model on a GPU",
             layers.where,
+        )
+    _check_split(values)
+
+
+def _check_split(values: Values) -> None:
+    """Refuse what the options of splitting cannot mean."""
+    devices, weights = values.get("target-devices"), values.get("target-layer-split")
+    for name in ("target-layer-split", "peer-access"):
+        if name in values and devices is None:
+            raise values[name].refused(
+                "has a meaning for several devices only", "give --target-devices or leave it out"
+            )
+    if devices is None:
+        return
+    if "target-device" in values:
+        raise devices.refused("contradicts --target-device", "leave one of them out")
+    named = list(devices.value)
+    if len(set(named)) < len(named):
+        raise refusal(
+            f"{devices.written} names a device twice", "name each one once", devices.where
+        )
+    if any(device.is_cpu for device in named):
+        raise refusal(
+            f"{devices.written} has the CPU among the GPUs",
+            "name GPUs only; --gpu-layers N leaves the other layers on the CPU",
+            devices.where,
+        )
+    if weights is not None and len(weights.value) != len(named):
+        raise refusal(
+            f"{weights.written} has {len(weights.value)} weights for {len(named)} devices",
+            "give one weight for each device",
+            weights.where,
+        )
+    others = [device for device in named if device.backend not in _PEER_BACKENDS]
+    if "peer-access" in values and others:
+        raise values["peer-access"].refused(
+            f"is for {' and '.join(_PEER_BACKENDS)}, and {others[0]} is neither", "leave it out"
         )
 
 

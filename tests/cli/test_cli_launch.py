@@ -33,11 +33,11 @@ QWEN_AND_DS4 = """
   --default-max-tokens 2048 --hard-limit-reply-budget 1024
   --prefix-cache-slots 0 --prefill-cache-slots 0 --disk-prefix-cache off {ds4_flags}
 """
-LATER_PARTS = {
-    "qwen_draft": "--draft /models/qwen38-dflash2.gguf --draft-device hip:0",
+LATER_PARTS = {"qwen_draft": "--draft /models/qwen38-dflash2.gguf --draft-device hip:0"}
+NO_PARTS = {
+    "qwen_draft": "",
     "ds4_flags": "--ds4-fused-decode --ds4-expert-top-k 6 --ds4-prefill exact",
 }
-NO_PARTS = dict.fromkeys(LATER_PARTS, "")
 
 
 def by_name(option: Option) -> str:
@@ -192,7 +192,9 @@ def test_the_same_file_may_serve_under_two_names() -> None:
 def test_what_is_not_available_yet_is_refused_by_name(option: Option) -> None:
     message = refusal_of(["a.gguf", "--model-name", "qwen", option.flag, *good_value(option)])
     place = " (model block 1 (qwen))" if option.scope.per_model else ""
-    assert message == f"{option.flag} is not available yet{place}: leave it out"
+    what, _, remedy = message.rpartition(": ")
+    assert what == f"{option.flag} is not available yet{place}"
+    assert remedy.startswith("leave it out")
 
 
 @pytest.mark.parametrize("option", ONE_VALUE, ids=by_name)
@@ -255,6 +257,45 @@ def test_a_quantized_v_cache_needs_flash_attention(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
 def test_a_plain_v_cache_needs_no_flash_attention(kind: str) -> None:
     parse(f"a.gguf --flash-attn off --cache-type-v {kind}")
+
+
+def test_gpus_that_share_a_model_are_named_with_their_shares() -> None:
+    (model,) = parse(
+        "a.gguf --target-devices cuda:0,cuda:1 --target-layer-split 3,1.5 --peer-access"
+    ).config.models
+    assert [str(device) for device in model.target_devices] == ["cuda:0", "cuda:1"]
+    assert (model.target_layer_split, model.peer_access) == ((3.0, 1.5), True)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--target-layer-split 1,1", "--target-layer-split has a meaning for several devices only"),
+        ("--peer-access", "--peer-access has a meaning for several devices only"),
+        ("--target-devices hip:0,hip:1 --target-device hip:0", "contradicts --target-device"),
+        ("--target-devices hip:0,hip:00", "names a device twice"),
+        ("--target-devices hip:0,cpu:0", "has the CPU among the GPUs"),
+        ("--target-devices hip:0,hip:1 --target-layer-split 1,1,1", "has 3 weights for 2 devices"),
+        ("--target-devices vulkan:0,vulkan:1 --peer-access", "vulkan:0 is neither"),
+    ],
+)
+def test_a_split_that_means_nothing_is_refused(words: str, says: str) -> None:
+    message = refusal_of(f"a.gguf {words}")
+    assert says in message
+    assert "model block 1 (a)" in message
+
+
+@pytest.mark.parametrize(
+    "words", ["--target-devices hip:0,hip:1", "--target-layer-split 1,1", "--peer-access"]
+)
+def test_a_split_never_stands_beside_balancing(words: str) -> None:
+    message = refusal_of(f"--load-balancing a.gguf --model b.gguf {words}")
+    assert message.startswith(words.split()[0])
+    assert "cannot stand beside --load-balancing" in message
+
+
+def test_a_split_of_an_unused_block_is_not_judged() -> None:
+    assert parse("a.gguf --model b.gguf --peer-access").config.unused == ("b",)
 
 
 def test_layers_for_a_gpu_need_one() -> None:
@@ -401,7 +442,8 @@ def test_everything_given_arrives(tmp_path: Path) -> None:
         --model-card {card} --hard-limit-reply-budget 0 --think-max-tokens 40
         --reasoning-effort-low 1 --reasoning-effort-medium 2 --reasoning-effort-high 3
         --reasoning-effort-x-high 4 --reasoning-effort-max 5
-        --thinking on --tool-parser hermes --on-sigterm finalize"""
+        --thinking on --tool-parser hermes --on-sigterm finalize
+        --cpu-moe --ds4-fused-decode --ds4-expert-top-k 4 --ds4-prefill exact"""
     )
     assert launch.action == "check"
     assert launch.config == ServerConfig(
@@ -422,6 +464,10 @@ def test_everything_given_arrives(tmp_path: Path) -> None:
                 chunk=64,
                 threads=2,
                 gpu_layers=0,
+                cpu_moe=True,
+                ds4_fused_decode=True,
+                ds4_expert_top_k=4,
+                ds4_prefill="exact",
                 mmap=False,
                 mlock=True,
                 rope_freq_base=1e6,
@@ -470,13 +516,15 @@ def test_two_models_on_two_gpus_launch_in_the_primary_s_order(primary: str) -> N
     assert [model.name for model in config.models] == order
     qwen = next(model for model in config.models if model.name == "qwen")
     assert (qwen.max_ctx, qwen.max_concurrency, qwen.kv_pool_tokens) == (4096, 4, 16384)
+    ds4 = next(model for model in config.models if model.name == "ds4")
+    assert (ds4.ds4_fused_decode, ds4.ds4_expert_top_k, ds4.ds4_prefill) == (True, 6, "exact")
     budgets = [(each.default_max_tokens, each.hard_limit_reply_budget) for each in config.models]
     assert budgets == [(2048, 1024)] * 2
     assert (config.listener.port, config.listener.routing_queue_limit) == (8080, 32)
 
 
 @pytest.mark.parametrize("part", LATER_PARTS)
-def test_drafting_and_fused_kernels_are_refused_until_they_are_there(part: str) -> None:
+def test_drafting_is_refused_until_it_is_there(part: str) -> None:
     text = LATER_PARTS[part]
     message = refusal_of(QWEN_AND_DS4.format(primary="hip:0", **{**NO_PARTS, part: text}))
     assert message.startswith(f"{text.split()[0]} is not available yet (model block ")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from tests.engine.written_models import write_model
 from tests.support.http_client import request
 from tests.support.running import server_process
 
@@ -164,3 +165,24 @@ async def test_a_server_whose_terminal_is_gone_serves_all_the_same(
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("check", [(), ("--check",)])
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        (("--max-ctx=16777216", "--max-concurrency=256"), "does not fit into the memory"),
+        (("--cpu-moe",), "--cpu-moe keeps experts on the CPU"),
+        (("--ds4-fused-decode",), "--ds4-fused-decode is for the architecture deepseek4"),
+        (("--ds4-expert-top-k=6",), "--ds4-expert-top-k is for the architecture deepseek4"),
+        (("--ds4-prefill=exact",), "--ds4-prefill is for the architecture deepseek4"),
+        (("--target-devices=sycl:7,sycl:8",), "there is no device sycl:7 here"),
+    ],
+)
+def test_a_model_that_cannot_be_placed_as_asked_is_refused_before_anything_loads(
+    tmp_path: Path, option: tuple[str, ...], says: str, check: tuple[str, ...]
+) -> None:
+    path = write_model(tmp_path / "model.gguf")
+    line = refused(launch(str(path), *option, *check))
+    assert says in line
+    assert "model block 1 (model)" in line

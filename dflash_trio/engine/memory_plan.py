@@ -11,8 +11,9 @@ The estimate for a device, in bytes:
 * **computing**: for each token of a micro-batch the values that a layer needs meanwhile, or the
   logits if they are more, the mask over the cells of a stream (and over a window's), and
   attention's scores where flash attention is off; on a GPU also one layer's cache in 16 bits where
-  it is quantized, and 256 MiB for the libraries' own buffers. Several GPUs work in a pipeline, for
-  which llama.cpp keeps the masks four times.
+  it is quantized, and 256 MiB for the libraries' own buffers. Several GPUs that hold all layers
+  work in a pipeline, for which llama.cpp keeps the masks four times; where layers or experts are
+  left to the CPU, the largest of their tensors visits the first GPU for large batches.
 """
 
 from __future__ import annotations
@@ -118,10 +119,21 @@ def estimate(demand: Demand) -> Needs:
             widest[home] = layer
     # On the CPU an output that is the embeddings' tensor is counted with them already.
     weights[homes[-1]] += shape.output_bytes - (shape.tied_bytes if homes[-1] < 0 else 0)
-    parts = [
-        Need(weights[i], caches[i], _computing(demand, widest[i], on_gpu=i < len(demand.split)))
-        for i in range(len(weights))
+    computing = [
+        _computing(demand, layer, on_gpu=i < len(demand.split)) for i, layer in enumerate(widest)
     ]
+    if demand.split:
+        # Large batches are computed on the first GPU even in layers of the CPU: their weights
+        # visit it, one at a time.
+        computing[0] += max(
+            (
+                layer.largest
+                for layer, home in zip(shape.layers, homes, strict=False)
+                if home < 0 or (demand.cpu_moe and layer.experts)
+            ),
+            default=0,
+        )
+    parts = [Need(*each) for each in zip(weights, caches, computing, strict=True)]
     return Needs(tuple(parts[:-1]), parts[-1], demand.pinned)
 
 
@@ -176,7 +188,8 @@ def _computing(demand: Demand, widest: LayerShape, *, on_gpu: bool) -> int:
     shape, cells = demand.shape, demand.context.stream_cells
     tokens = demand.microbatch
     mask = 2 * tokens * (cells + (_window_cells(demand) if shape.window else 0))
-    if on_gpu and len(demand.split) > 1:
+    whole = demand.gpu_layers is None or demand.gpu_layers > len(shape.layers)
+    if on_gpu and len(demand.split) > 1 and whole and not demand.cpu_moe:
         mask *= _PIPELINE_COPIES
     # The logits come when the layers' values are not needed any more.
     total = mask + 4 * max(tokens * shape.activations, demand.context.slots * shape.vocabulary)

@@ -52,6 +52,8 @@ class LayerShape:
     weights: int = 0
     experts: int = 0
     """Of those, the bytes of experts."""
+    largest: int = 0
+    """Bytes of its largest tensor."""
     k: int = 0
     v: int = 0
     windowed: bool = False
@@ -176,6 +178,7 @@ def _weighed(tensors: Sequence[Tensor], shape: LayerShape) -> LayerShape:
     return evolve(
         shape,
         weights=sum(size for _, size in tensors),
+        largest=max((size for _, size in tensors), default=0),
         experts=sum(size for name, size in tensors if _EXPERT.search(f".{name}")),
     )
 

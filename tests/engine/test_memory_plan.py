@@ -241,6 +241,26 @@ def test_attention_without_flash_kernels_needs_its_scores(plain: ModelShape) -> 
     assert plain_ - flash == 4 * 512 * 1024 * 4
 
 
+def test_what_the_cpu_keeps_visits_the_first_gpu(tmp_path: Path) -> None:
+    tensors = {"attn_k.weight": 10, "ffn_up_exps.weight": 30, "ffn_down_exps.weight": 20}
+    facts = {"expert_count": 8, "expert_used_count": 2}
+    shape = shape_of(write_model(tmp_path / "moe.gguf", layer_tensors=tensors, facts=facts))
+    one = (1.0,)
+    whole = estimate(demand(shape, split=one)).gpus[0].computing
+    for changes in ({"cpu_moe": True}, {"gpu_layers": 4}):
+        visited = estimate(demand(shape, split=one, **changes)).gpus[0].computing
+        assert visited - whole == 30 * KIB
+
+
+def test_gpus_that_hold_all_layers_keep_the_masks_four_times(plain: ModelShape) -> None:
+    mask = 2 * 513 * 1024
+    whole, part = (
+        estimate(demand(plain, split=(1.0, 1.0), gpu_layers=layers, microbatch=513))
+        for layers in (5, 4)
+    )
+    assert whole.gpus[1].computing - part.gpus[1].computing == 3 * mask
+
+
 def test_each_gpu_has_a_reserve(plain: ModelShape) -> None:
     needs = estimate(demand(plain, split=(1.0, 1.0)))
     assert all(need.computing > GPU_RESERVE for need in needs.gpus)

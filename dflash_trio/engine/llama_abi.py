@@ -263,12 +263,15 @@ def peer_access_variable() -> str | None:
     for path in folder.glob("*ggml-*"):
         if re.search(r"ggml-(cuda|hip)\.", path.name) is None:
             continue
-        with (
-            open(path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        ):
-            if content.find(name.encode()) >= 0:
-                return name
+        try:
+            with (
+                open(path, "rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            ):
+                if content.find(name.encode()) >= 0:
+                    return name
+        except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+            continue
     return None
 
 

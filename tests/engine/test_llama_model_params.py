@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from dflash_trio.config import DevicePlacement
-from dflash_trio.engine import llama_model_params
+from dflash_trio.engine import llama_abi, llama_model_params
 from dflash_trio.engine.llama_abi import BackendDevice
 from dflash_trio.engine.llama_model_params import ModelParams, find_devices
 from dflash_trio.engine.llama_runner import LlamaRunner, LlamaSpec
@@ -131,3 +132,22 @@ def test_a_placement_s_devices_are_found_by_their_names(monkeypatch: pytest.Monk
     assert find_devices(both) == [gpus[1], gpus[0]]
     with pytest.raises(ModelLoadError, match=r"no device cuda:2 here; .* cuda:0, cuda:1, cpu:0"):
         find_devices([DevicePlacement("cuda", 2)])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("libggml-cuda.so", b"\0GGML_CUDA_P2P\0", True),
+        ("libggml-hip.so.0", b"GGML_CUDA_P2P", True),
+        ("libggml-cuda.so", b"an older build", False),
+        ("libggml-cuda.so", b"", False),
+        ("libggml-cpu.so", b"GGML_CUDA_P2P", False),
+    ],
+)
+def test_the_switch_for_peer_access_is_looked_for_in_the_backends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes, found: bool
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    library = SimpleNamespace(_name=str(tmp_path / "libllama.so"))
+    monkeypatch.setattr(llama_abi.llama, "_lib", library)
+    assert llama_abi.peer_access_variable() == ("GGML_CUDA_P2P" if found else None)

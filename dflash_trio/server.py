@@ -27,7 +27,7 @@ from .api.access import AccessPolicy, is_loopback
 from .api.app import DflashApp
 from .api.cors import CorsPolicy
 from .api.generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL
-from .config import DevicePlacement, ListenerConfig, ModelConfig, ServerConfig
+from .config import ListenerConfig, ModelConfig, ServerConfig
 from .console import complain, say
 from .engine.admission import KVLedger
 from .engine.architecture_options import header_overrides
@@ -37,7 +37,7 @@ from .engine.llama_abi import gpu_devices
 from .engine.llama_runner import LlamaRunner, LlamaSpec
 from .engine.model_file import ModelFile, ModelFileError, check_model_file
 from .engine.model_runner import ModelLoadError
-from .engine.placement import PlacementError, place_models
+from .engine.placement import Placed, PlacementError, place_models
 from .engine.worker import Load, LoadedModel, Ready
 from .generation.status import ServerStatus
 from .load_progress import LoadProgress
@@ -107,12 +107,16 @@ def check_launch(config: ServerConfig) -> int:
     """Check everything that can be checked without loading; 0, or 2 with the reason on stderr."""
     set_up_logging(config.log_format, config.log_level)
     try:
-        _check(config)
+        places = _places(config)
         _ssl_context(config.listener)
     except StartupError as error:
         return _fail(error)
     names = ", ".join(model.name for model in config.models)
     say(f"The launch is fine. It loads: {names}\n")
+    for model, place in zip(config.models, places, strict=True):
+        say(f"{model.name} {place.shown()}\n")
+        for warning in place.warnings:
+            log.warning("%s: %s", model.block_label, warning)
     return 0
 
 
@@ -137,6 +141,16 @@ def _fail(error: Exception) -> int:
 
 def _check(config: ServerConfig) -> list[tuple[ModelConfig, Load]]:
     """What every loaded block will run. Raises StartupError."""
+    places = _places(config)
+    threads = max(1, usable_cores() // max(1, sum(place.on_cpu for place in places)))
+    return [
+        (model, partial(load_llama, model, place, threads))
+        for model, place in zip(config.models, places, strict=True)
+    ]
+
+
+def _places(config: ServerConfig) -> list[Placed]:
+    """Where every loaded block goes, once its files are found good. Raises StartupError."""
     files: list[ModelFile] = []
     for model in config.models:
         try:
@@ -145,18 +159,9 @@ def _check(config: ServerConfig) -> list[tuple[ModelConfig, Load]]:
             raise StartupError(f"{model.block_label}: {error}") from error
         _check_template(model)
     try:
-        places = place_models(config.models, files)
+        return place_models(config.models, files)
     except PlacementError as error:
         raise StartupError(str(error)) from error
-    for model, place in zip(config.models, places, strict=True):
-        for warning in place.warnings:
-            log.warning("%s: %s", model.block_label, warning)
-        log.info("%s: %s", model.block_label, place.shown())
-    threads = max(1, usable_cores() // max(1, sum(place.on_cpu for place in places)))
-    return [
-        (model, partial(load_llama, model, place.devices, threads))
-        for model, place in zip(config.models, places, strict=True)
-    ]
 
 
 def _read_template(model: ModelConfig) -> str | None:
@@ -218,15 +223,18 @@ def _ssl_context(listener: ListenerConfig) -> ssl.SSLContext | None:
 
 def load_llama(
     model: ModelConfig,
-    devices: tuple[DevicePlacement, ...],
+    place: Placed,
     default_threads: int,
     on_progress: Callable[[float], None],
     stopped: threading.Event,
 ) -> LoadedModel:
     """Load a block's model with llama.cpp. Runs on its worker's thread."""
+    log.info("%s %s", model.name, place.shown())
+    for warning in place.warnings:
+        log.warning("%s: %s", model.block_label, warning)
     spec = LlamaSpec(
         path=model.path,
-        devices=devices,
+        devices=place.devices,
         slots=model.max_concurrency,
         max_ctx=model.max_ctx,
         pool=model.kv_pool_tokens,

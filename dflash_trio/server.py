@@ -16,8 +16,7 @@ import os
 import signal
 import ssl
 import sys
-import threading
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import AsyncIterable, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -29,19 +28,17 @@ from .api.cors import CorsPolicy
 from .api.generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL
 from .config import ListenerConfig, ModelConfig, ServerConfig
 from .console import complain, say
-from .engine.admission import KVLedger
-from .engine.architecture_options import header_overrides
 from .engine.client import EngineClient
-from .engine.disk_cache import DiskCache, FolderError, check_folder, state_key
+from .engine.disk_cache import FolderError, check_folder
 from .engine.llama_abi import gpu_devices
-from .engine.llama_runner import LlamaRunner, LlamaSpec
 from .engine.model_file import ModelFile, ModelFileError, check_model_file
 from .engine.model_runner import ModelLoadError
 from .engine.placement import Placed, PlacementError, place_models
-from .engine.worker import Load, LoadedModel, Ready
+from .engine.worker import Load, Ready
 from .generation.status import ServerStatus
 from .load_progress import LoadProgress
 from .log_setup import set_up_logging
+from .model_loading import load_llama
 from .net.connection_server import ConnectionServer, server_ssl_context
 from .net.listener import BindError, BoundListeners, bind_listeners
 from .routing.drain import DrainController
@@ -158,6 +155,7 @@ def _places(config: ServerConfig) -> list[Placed]:
         except ModelFileError as error:
             raise StartupError(f"{model.block_label}: {error}") from error
         _check_template(model)
+        _check_disk_cache(model)
     try:
         return place_models(config.models, files)
     except PlacementError as error:
@@ -219,64 +217,6 @@ def _ssl_context(listener: ListenerConfig) -> ssl.SSLContext | None:
         return server_ssl_context(listener.tls_cert, listener.tls_key)
     except OSError as error:  # ssl.SSLError is one
         raise StartupError(f"--tls-cert and --tls-key cannot be used: {error}") from error
-
-
-def load_llama(
-    model: ModelConfig,
-    place: Placed,
-    default_threads: int,
-    on_progress: Callable[[float], None],
-    stopped: threading.Event,
-) -> LoadedModel:
-    """Load a block's model with llama.cpp. Runs on its worker's thread."""
-    log.info("%s %s", model.name, place.shown())
-    for warning in place.warnings:
-        log.warning("%s: %s", model.block_label, warning)
-    spec = LlamaSpec(
-        path=model.path,
-        devices=place.devices,
-        slots=model.max_concurrency,
-        max_ctx=model.max_ctx,
-        pool=model.kv_pool_tokens,
-        chunk=model.chunk,
-        threads=model.threads or default_threads,
-        cache_type_k=model.cache_type_k,
-        cache_type_v=model.cache_type_v,
-        flash_attn=model.flash_attn,
-        gpu_layers=model.gpu_layers,
-        mmap=model.mmap,
-        mlock=model.mlock,
-        rope_freq_base=model.rope_freq_base,
-        rope_freq_scale=model.rope_freq_scale,
-        keeps_prefixes=model.keeps_prefixes,
-        layer_split=model.target_layer_split,
-        cpu_moe=model.cpu_moe,
-        overrides=header_overrides(model),
-    )
-    runner = LlamaRunner(spec, on_progress=on_progress, stopped=stopped)
-    ledger = KVLedger(
-        slots=model.max_concurrency,
-        pool=runner.pool,
-        max_ctx=runner.max_ctx,
-        decode_headroom=model.decode_headroom,
-    )
-    store = None
-    if model.disk_prefix_cache is not None:
-        try:
-            key = state_key(check_model_file(model.path).parts, runner.state_facts)
-            store = DiskCache(model.disk_prefix_cache, key)
-        except (FolderError, ModelFileError, OSError) as error:
-            runner.close()
-            raise ModelLoadError(f"--disk-prefix-cache {error}") from error
-    return LoadedModel(
-        runner,
-        ledger,
-        model.chunk,
-        tuple(spec.warnings),
-        prefixes=model.prefix_cache_slots,
-        prompts=model.prefill_cache_slots,
-        store=store,
-    )
 
 
 # ------------------------------------------------------------------------------- the server

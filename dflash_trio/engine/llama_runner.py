@@ -24,10 +24,13 @@ from ..generation.request import SamplingParams
 from .context_size import context_size, microbatch
 from .llama_abi import (
     BackendDevice,
+    bind_quick,
+    library_identity,
     llama_errors,
     native_flag_reader,
     silence_llama_log,
 )
+from .llama_batch import LlamaBatch
 from .llama_model_params import ModelParams, find_devices
 from .llama_sampler import ChainSampler, GreedySampler
 from .llama_vocabulary import LlamaVocabulary
@@ -238,36 +241,10 @@ class LlamaRunner:
             *(library_identity(), self.info.architecture, str(self.info.vocab_size)),
             *(spec.cache_type_k, spec.cache_type_v, spec.flash_attn),
             *(str(spec.rope_freq_base), str(spec.rope_freq_scale), str(params.swa_full)),
-            *(str(spec.slots if partitioned else 0), str(params.n_ctx)),
+            *(str(0 if self.shares_cells else spec.slots), str(params.n_ctx)),
             *(self.info.device, str(self.info.gpu_layers)),
         )
-        self._make_batch(batch)
-
-    def _make_batch(self, capacity: int) -> None:
-        """One batch for the runner's life; numpy arrays that llama.cpp reads in place."""
-        self._capacity = capacity
-        self._token = np.zeros(capacity, dtype=np.int32)
-        self._pos = np.zeros(capacity, dtype=np.int32)
-        self._seq = np.zeros(capacity, dtype=np.int32)
-        self._one = np.ones(capacity, dtype=np.int32)
-        self._output = np.zeros(capacity, dtype=np.int8)
-        # seq_id is an array of pointers, each to the one id of its token.
-        self._seq_pointers = (
-            self._seq.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._seq.itemsize
-        ).astype(np.uint64)
-
-        def pointer(array: Any, kind: Any) -> Any:
-            return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
-
-        self._batch = llama.llama_batch(
-            n_tokens=0,
-            token=pointer(self._token, llama.llama_token),
-            embd=None,
-            pos=pointer(self._pos, llama.llama_pos),
-            n_seq_id=pointer(self._one, ctypes.c_int32),
-            seq_id=pointer(self._seq_pointers, ctypes.POINTER(llama.llama_seq_id)),
-            logits=pointer(self._output, ctypes.c_int8),
-        )
+        self._batch = LlamaBatch(batch)
 
     def _metadata(self, key: str) -> str | None:
         buffer = ctypes.create_string_buffer(256)
@@ -408,3 +385,7 @@ class LlamaRunner:
         if self._model is not None:
             llama.llama_model_free(self._model)
             self._model = None
+
+
+# After the step has been waited for, it only hands out a pointer.
+_get_logits = bind_quick("llama_get_logits", ctypes.POINTER(ctypes.c_float), ctypes.c_void_p)

@@ -82,6 +82,8 @@ class ModelCard:
     """Only those that the card gives."""
     thinking: Thinking | None = None
     tool_parser: str | None = None
+    turn_ends: tuple[str, ...] = ()
+    """Strings that end an answer as a token for it would, for models that write none."""
     given: frozenset[str] = frozenset()
     """What the card says, by the names of these fields (``sampling.top_k``)."""
 

@@ -25,8 +25,12 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "limits": ("default-max-tokens", "hard-limit-reply-budget", "think-max-tokens"),
     "reasoning": ("thinking", *(f"reasoning-effort-{effort}" for effort in EFFORTS)),
     "tools": ("tool-parser",),
+    "chat": ("turn-ends",),
 }
-"""What a card may say, by the names of the options."""
+"""What a card may say: by the names of the options, and ``turn-ends``, which is none."""
+
+TURN_ENDS = "turn-ends"
+MOST_TURN_ENDS = 16
 
 SUFFIX = ".card.toml"
 
@@ -55,14 +59,31 @@ def read_card(block: Block) -> ModelCard | None:
         content = read_file(path, "the model card", block.label)
     document = parse_toml(content, f"model card {shown(path)}", block.label)
     values: dict[str, Given] = {}
+    turn_ends: tuple[str, ...] = ()
     place = f"{shown(path)}, {block.label}"
     for section, table in document.items():
         if section not in SECTIONS:
             raise _no_section(section, place)
         if not isinstance(table, dict):
             raise refusal(f"{section} is no table", f"write it as [{section}]", place)
-        values |= _read_section(section, table, f"[{section}] of {place}")
-    return ModelCard(path=path, **model_fields_of(values))
+        where = f"[{section}] of {place}"
+        if section == "chat":
+            turn_ends = _read_turn_ends(table, where)
+        else:
+            values |= _read_section(section, table, where)
+    return ModelCard(path=path, turn_ends=turn_ends, **model_fields_of(values))
+
+
+def _read_turn_ends(table: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    for key in table:
+        if key != TURN_ENDS:
+            raise _misplaced(key, where)
+    ends = table.get(TURN_ENDS, [])
+    good = isinstance(ends, list) and all(isinstance(end, str) and end for end in ends)
+    if not good or len(ends) > MOST_TURN_ENDS:
+        remedy = f"write a list of at most {MOST_TURN_ENDS} strings, none of them empty"
+        raise refusal(f"{TURN_ENDS} is not what it should be", remedy, where)
+    return tuple(ends)
 
 
 def _read_section(section: str, table: Mapping[str, Any], where: str) -> dict[str, Given]:

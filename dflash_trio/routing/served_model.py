@@ -80,6 +80,8 @@ class ServedModel:
             self._turn_ends = tuple(
                 stop for stop in built_in.stop_strings if stop not in vocabulary.control_tokens
             )
+        if config.card is not None:
+            self._turn_ends += config.card.turn_ends
         self._template_source = template_source
         self._bos_token = literals.get(vocabulary.bos, "") if vocabulary.bos is not None else ""
         self._eos_token = literals.get(vocabulary.eos, "") if vocabulary.eos is not None else ""

@@ -13,7 +13,8 @@ from dflash_trio.cli.option_table import BY_NAME
 from dflash_trio.config import ModelCard, SamplingDefaults
 from tests.cli.cli_cases import OUT_OF_RANGE, good_value, parse, refusal_of
 
-KEYS = [(section, key) for section, keys in SECTIONS.items() for key in keys]
+# Those that are options.
+KEYS = [(section, key) for section, keys in SECTIONS.items() for key in keys if key in BY_NAME]
 
 WHOLE = """
 [sampling]
@@ -254,7 +255,7 @@ def test_a_mistake_is_named_with_its_place(folder: Path, text: str, start: str) 
         ("[limits]\ntop-p = 1", "put it into [sampling]"),
         ("[limits]\nmax-ctx = 1", "give it as --max-ctx"),
         ("[samplings]", "did you mean [sampling]?"),
-        ("[xyz]", "a card has [sampling], [limits], [reasoning], [tools]"),
+        ("[xyz]", "a card has [sampling], [limits], [reasoning], [tools], [chat]"),
     ],
 )
 def test_a_mistake_comes_with_what_was_meant(folder: Path, text: str, remedy: str) -> None:
@@ -265,3 +266,24 @@ def test_a_card_that_is_not_utf_8_is_refused_with_its_line(folder: Path) -> None
     (folder / "m.card.toml").write_bytes(b"[tools]\n# \xff")
     message = refusal_of("m.gguf")
     assert message.startswith("model card m.card.toml is not UTF-8 at line 2 (model block 1 (m))")
+
+
+# What is no option
+
+
+def test_turn_ends_are_strings_that_end_an_answer(folder: Path) -> None:
+    (folder / "m.card.toml").write_text('[chat]\nturn-ends = ["\\nUser:", "###"]')
+    card = card_of("m.gguf")
+    assert card is not None
+    assert card.turn_ends == ("\nUser:", "###")
+
+
+@pytest.mark.parametrize("ends", ['"x"', "5", '[""]', "[1]", str([str(n) for n in range(17)])])
+def test_turn_ends_that_are_none_are_refused_by_key_and_block(folder: Path, ends: str) -> None:
+    refusal = refusal_in(folder, f"[chat]\nturn-ends = {ends}")
+    assert "turn-ends" in refusal
+    assert "model block 1" in refusal
+
+
+def test_nothing_else_is_said_of_chat(folder: Path) -> None:
+    assert "turn-end" in refusal_in(folder, '[chat]\nturn-end = ["x"]')

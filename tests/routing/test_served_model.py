@@ -191,6 +191,11 @@ def test_a_built_in_templates_turn_end_is_a_stop_string_when_it_is_no_token() ->
     assert gemma.prepare(says()).turn_ends == ("<end_of_turn>",)
 
 
+def test_a_cards_turn_ends_end_answers_too() -> None:
+    model = served(card=ModelCard("c", turn_ends=("\nUser:",)))
+    assert model.prepare(says(stop=("END",))).turn_ends == ("\nUser:",)
+
+
 def test_a_built_in_templates_turn_end_that_is_a_token_needs_no_stop_string() -> None:
     knows = vocabulary(control_tokens={"<|im_end|>": EOG, "<|begin|>": BOS})
     assert served(None, vocabulary=knows).prepare(says()).turn_ends == ()

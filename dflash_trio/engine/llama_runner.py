@@ -235,6 +235,10 @@ class LlamaRunner:
                 "lower --max-ctx, --max-concurrency or --kv-pool-tokens"
             )
         self._memory = llama.llama_get_memory(self.context)
+        # With layers on the CPU the call itself computes, and there is nothing to wait for.
+        self.launches_ahead = not on_cpu and self.info.gpu_layers > llama.llama_model_n_layer(
+            self._model
+        )
         # Beside the model's files, all that the bytes of save() depend on. Sizes are among them:
         # they decide on the layout, and in some models on the factors of rotary positions.
         self.state_facts = (
@@ -274,11 +278,15 @@ class LlamaRunner:
         self.decode([BatchSlice(0, 0, (self.vocabulary.bos or 0,), True)])
         self.rewind(0, 0)
 
-    def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
+    def decode(
+        self, batch: Sequence[BatchSlice], launched: Callable[[], None] = lambda: None
+    ) -> DecodeOutcome:
         self._batch.fill(batch)
         self._logits = self._likeliest = None
         code = llama.llama_decode(self.context, self._batch.native)
         if code == 0:
+            if self.launches_ahead:
+                launched()
             # On a GPU the step may still be under way. Reading its output would wait for it too,
             # but then neither the step's time nor a hang in it would show as the step's.
             llama.llama_synchronize(self.context)

@@ -7,7 +7,7 @@ Two runners implement this protocol and pass one contract suite: ``llama_runner`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
@@ -190,10 +190,18 @@ class ModelRunner(Protocol):
         to be paged in and graphs to be built. May be cut by :meth:`abort`."""
         ...
 
-    def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
+    @property
+    def launches_ahead(self) -> bool:
+        """A step is given to a device first and waited for then, so ``launched`` is called."""
+        ...
+
+    def decode(
+        self, batch: Sequence[BatchSlice], launched: Callable[[], None] = lambda: None
+    ) -> DecodeOutcome:
         """One step: every slice's tokens enter the KV cache, outputs become readable.
 
-        Blocks for the whole step. Slices continue their sequences without a gap.
+        Blocks for the whole step. Slices continue their sequences without a gap. ``launched`` is
+        called in between, when the device has its work and before its end is waited for.
         """
         ...
 

@@ -1,8 +1,19 @@
-"""How the prompts that wait to be computed share a step."""
+"""Who has which part of a step, and how the prompts that wait to be computed share it."""
 
 from __future__ import annotations
 
+from attrs import frozen
+
+from .model_runner import BatchSlice
 from .sequence import Sequence
+
+
+@frozen
+class Planned:
+    """One sequence's share of a batch."""
+
+    sequence: Sequence
+    slice: BatchSlice
 
 
 def prefill_shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:

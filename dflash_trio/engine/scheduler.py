@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import attrs
-from attrs import frozen
 
 from ..generation.constraint import ConstraintError
 from ..generation.events import (
@@ -26,6 +25,7 @@ from ..generation.events import (
     Failed,
     Finished,
     Retired,
+    TextDelta,
     Usage,
 )
 from ..generation.request import MAX_SEED
@@ -33,7 +33,7 @@ from ..generation.status import EngineStatistics
 from .admission import KVLedger
 from .answer_text import AnswerText
 from .model_runner import BatchSlice, DecodeOutcome, ModelRunner
-from .prefill_shares import prefill_shares
+from .prefill_shares import Planned, prefill_shares
 from .prefix_cache import PrefixCache
 from .prefix_store import PrefixStore
 from .sequence import Sequence, SequenceState, cells_used
@@ -47,14 +47,6 @@ _SHUTDOWN = Ending("length", detail=SERVER_SHUTDOWN)
 _NO_CELLS = Ending("length", detail="no_free_cells")
 
 
-@frozen
-class Planned:
-    """One sequence's share of a batch."""
-
-    sequence: Sequence
-    slice: BatchSlice
-
-
 class Scheduler:
     """Runs one model's sequences.
 
@@ -62,7 +54,8 @@ class Scheduler:
     many ended sequences and whole prompts are kept for later ones, ``store``: where they outlive
     the process. ``on_batch`` is told the
     generations of each batch and its tokens right before it is decoded, and the empty set right
-    after: while it names a generation, that one's tokens are on the device.
+    after: while it names a generation, that one's tokens are on the device. ``on_launch`` is
+    called when the device has a batch and has not computed it yet, on devices of that kind.
     """
 
     def __init__(
@@ -75,12 +68,14 @@ class Scheduler:
         prompts: int = 0,
         store: PrefixStore | None = None,
         on_batch: Callable[[frozenset[int], int], None] = lambda _generations, _tokens: None,
+        on_launch: Callable[[], None] = lambda: None,
     ) -> None:
         self._runner = runner
         self._ledger = ledger
         self._chunk = chunk
         self._store = store
         self._on_batch = on_batch
+        self._on_launch = on_launch
         self._cache = PrefixCache(
             runner, slots=ledger.slots, prefixes=prefixes, prompts=prompts, store=store
         )
@@ -137,6 +132,11 @@ class Scheduler:
         """A generation's answers that are not retired."""
         return [s for (owner, _), s in self._sequences.items() if owner == generation_id]
 
+    @property
+    def only_text_waits(self) -> bool:
+        """Nothing is to be told but more text: no end, and no capacity that somebody waits for."""
+        return all(isinstance(event, TextDelta) for _, event in self._events)
+
     def take_events(self) -> Delivery:
         """What happened since the last call."""
         events, self._events = self._events, []
@@ -154,7 +154,8 @@ class Scheduler:
                 sum(len(item.slice.tokens) for item in planned),
             )
             try:
-                outcome = self._runner.decode([item.slice for item in planned])
+                slices = [item.slice for item in planned]
+                outcome = self._runner.decode(slices, self._on_launch)
             finally:
                 self._on_batch(frozenset(), 0)
             self._steps += 1

@@ -144,6 +144,7 @@ class ScriptedRunner:
         slots: int = 1,
         cells: int = 4096,
         shares_cells: bool = True,
+        launches_ahead: bool = False,
         window: int | None = None,
         script: Script | None = None,
         before_decode: Callable[[Sequence[BatchSlice]], None] | None = None,
@@ -171,6 +172,7 @@ class ScriptedRunner:
         self._script = script
         self._before_decode = before_decode
         self.shares_cells = shares_cells
+        self.launches_ahead = launches_ahead
         self._histories: list[list[int]] = [[] for _ in range(slots)]
         # Beside each history the checksum of each of its beginnings: a token costs the same
         # however long the sequence has become.
@@ -190,7 +192,9 @@ class ScriptedRunner:
     def warm_up(self) -> None:
         pass  # nothing in here is slower the first time
 
-    def decode(self, batch: Sequence[BatchSlice]) -> DecodeOutcome:
+    def decode(
+        self, batch: Sequence[BatchSlice], launched: Callable[[], None] = lambda: None
+    ) -> DecodeOutcome:
         if self.closed:
             raise EngineError("decode after close")
         for item in batch:
@@ -201,6 +205,8 @@ class ScriptedRunner:
                     f"sequence {item.seq_id} continues at {len(self._histories[item.seq_id])}, "
                     f"not {item.position}"
                 )
+        if self.launches_ahead:
+            launched()
         if self._before_decode is not None:
             self._before_decode(batch)
         if self._aborted.is_set():

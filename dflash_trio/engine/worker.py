@@ -236,16 +236,17 @@ class EngineWorker:
             prompts=model.prompts,
             store=model.store,
             on_batch=self._on_batch,
+            on_launch=lambda: self._publish(scheduler),
         )
         self._deliver(Ready(runner.info, runner.vocabulary, model.ledger, model.warnings))
         try:
             while self._take_inbox(scheduler):
                 # Who was cancelled is retired already: somebody may wait for that place, and
                 # must not wait for the others' step as well. Delivers nothing when nobody was.
-                self._publish(scheduler)
+                self._publish_now(scheduler)
                 if not scheduler.idle:
                     self._blocked = not scheduler.step()
-                self._publish(scheduler)
+                self._publish_now(scheduler)
                 if scheduler.idle:
                     scheduler.check_idle()
         except LoopGone:
@@ -302,6 +303,18 @@ class EngineWorker:
             self.clock.begin(tokens)
         else:
             self.clock.end()
+
+    def _publish_now(self, scheduler: Scheduler) -> None:
+        """Publish, unless the next step's launch does it in a moment.
+
+        The event loop takes the interpreter as soon as it is told something, and this thread
+        would wait for it right when the device waits for work. Told between a step's launch and
+        its end, the loop has the interpreter while nobody else wants it.
+        """
+        assert self._runner is not None
+        ahead = self._runner.launches_ahead and not scheduler.idle and not self._blocked
+        if not (ahead and scheduler.only_text_waits):
+            self._publish(scheduler)
 
     def _publish(self, scheduler: Scheduler) -> None:
         self.statistics = scheduler.statistics()

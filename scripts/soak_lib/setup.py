@@ -102,6 +102,8 @@ class Setup:
             command += ["--model", str(model.path), "--model-name", model.name]
             command += ["--target-device", f"cpu:{index}", "--max-ctx", str(model.max_ctx)]
             command += ["--max-concurrency", str(model.slots), "--chunk", "128"]
+            # What is kept of earlier prompts changes the portions that later ones are computed in.
+            command += ["--prefix-cache-slots", "0"]
             if model.slots > 1:
                 # Where neighbours change nothing, every answer can be compared with the last one.
                 command += ["--cache-type-k", "q8_0", "--cache-type-v", "q8_0"]

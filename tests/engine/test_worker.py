@@ -264,8 +264,8 @@ def test_a_cancellation_that_comes_as_its_step_ends_does_not_cut_the_next_one() 
         decode = runner.decode
         outcomes = []
 
-        def decode_and_be_cancelled(batch):  # type: ignore[no-untyped-def]
-            outcome = decode(batch)
+        def decode_and_be_cancelled(batch, launched):  # type: ignore[no-untyped-def]
+            outcome = decode(batch, launched)
             outcomes.append(outcome.value)
             if len(outcomes) == 1:
                 thread.worker.cancel(1)
@@ -583,3 +583,38 @@ def test_stopping_in_the_warm_up_cuts_it_short_and_never_says_ready() -> None:
         thread.join()
     assert thread.heard == [Ended()]
     assert runner.closed
+
+
+# --------------------------------------------------------------------- devices that are launched
+
+
+def test_text_is_told_when_the_device_has_its_next_step_and_an_end_at_once() -> None:
+    gate = Turnstile()
+    load = scripted_load(before_decode=gate, launches_ahead=True)
+    with running(load) as thread:
+        thread.until_ready()
+        thread.submit(1, prompt("ab", 3, ignore_eos=True))
+        gate.next()
+        gate.let_through()  # the prompt's step, with the first token
+        # It is told with the launch of the second step, which stands at the gate now.
+        gate.next()
+        thread.hear_until(lambda: len(thread.stories[1].text) == 1)
+        gate.let_through()
+        gate.next()
+        thread.hear_until(lambda: len(thread.stories[1].text) == 2)
+        gate.let_through()
+        # No step follows that could tell the end.
+        thread.until_retired(1)
+        assert len(thread.stories[1].text) == 3
+
+
+def test_what_a_launched_device_says_is_what_any_other_says() -> None:
+    told = []
+    for ahead in (False, True):
+        with running(scripted_load(slots=3, launches_ahead=ahead)) as thread:
+            thread.until_ready()
+            for number in (1, 2, 3):
+                thread.submit(number, prompt("x" * number, 12, ignore_eos=True))
+            thread.until_retired(1, 2, 3)
+            told.append([thread.stories[number].text for number in (1, 2, 3)])
+    assert told[0] == told[1]

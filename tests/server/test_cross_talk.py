@@ -204,6 +204,7 @@ async def test_conversations_on_a_real_model_hear_nothing_of_each_other(smollm2:
         "--port=0",
         "--threads=1",
         "--max-ctx=512",
+        "--prefix-cache-slots=0",
         f"--max-concurrency={SLOTS}",
         "--routing-queue-limit=64",
         "--chunk=64",

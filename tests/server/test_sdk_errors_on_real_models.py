@@ -30,6 +30,7 @@ EDGE = 64
 def keyed(smollm2: Path) -> Iterator[ServerProcess]:
     """One slot, nobody waits, and a key is wanted."""
     arguments = [str(smollm2), "--model-name=m", "--port=0", f"--max-ctx={CTX}", "--threads=1"]
+    arguments += ["--prefix-cache-slots=0"]
     arguments += [f"--api-key={KEY}", "--routing-queue-limit=0"]
     with server_process(arguments) as process:
         trio.run(process.until_ready)

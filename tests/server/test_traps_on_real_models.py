@@ -26,6 +26,7 @@ ARGUMENTS = {"type": "object", "properties": {"a": {"type": "integer"}}, "requir
 def server(models: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     arguments = [str(models[request.param]), "--model-name=m", "--port=0", "--threads=1"]
     arguments += [f"--max-ctx={ROOM}", f"--chunk={BATCH}", "--max-concurrency=2"]
+    arguments += ["--prefix-cache-slots=0"]
     with server_process(arguments) as process:
         trio.run(process.until_ready)
         yield process

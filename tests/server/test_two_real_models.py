@@ -25,9 +25,9 @@ def two_models(smollm2: Path, gemma: Path, *more: str) -> list[str]:
         "--port=0",
         *more,
         *("--model", str(smollm2), "--model-name", "smollm2", "--target-device", "cpu:0"),
-        *("--max-ctx", "2048"),
+        *("--max-ctx", "2048", "--prefix-cache-slots", "0"),
         *("--model", str(gemma), "--model-name", "gemma", "--target-device", "cpu:1"),
-        *("--max-ctx", "1024"),
+        *("--max-ctx", "1024", "--prefix-cache-slots", "0"),
     ]
 
 
@@ -191,7 +191,14 @@ async def test_a_client_that_leaves_gives_its_slot_back_at_once_ten_times_in_a_r
 async def test_sigterm_lets_a_single_slot_model_finish_its_answer_to_the_last_byte(
     smollm2: Path,
 ) -> None:
-    arguments = [str(smollm2), "--model-name=m", "--port=0", "--max-ctx=2048", "--threads=1"]
+    arguments = [
+        str(smollm2),
+        "--model-name=m",
+        "--port=0",
+        "--max-ctx=2048",
+        "--threads=1",
+        "--prefix-cache-slots=0",
+    ]
     arguments += ["--cache-type-k=q8_0", "--cache-type-v=q8_0", "--flash-attn=on"]
     fields: dict[str, Any] = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
     with server_process(arguments) as server:
@@ -224,7 +231,14 @@ async def test_sigterm_lets_a_single_slot_model_finish_its_answer_to_the_last_by
 async def test_sigterm_ends_the_streams_of_a_batched_model_at_once_and_properly(
     smollm2: Path,
 ) -> None:
-    arguments = [str(smollm2), "--model-name=m", "--port=0", "--max-ctx=2048", "--threads=1"]
+    arguments = [
+        str(smollm2),
+        "--model-name=m",
+        "--port=0",
+        "--max-ctx=2048",
+        "--threads=1",
+        "--prefix-cache-slots=0",
+    ]
     with server_process([*arguments, "--max-concurrency=4"]) as server:
         await server.until_ready()
         ends: list[Answer] = []

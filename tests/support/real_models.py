@@ -78,7 +78,8 @@ def two_real_models(
     for device, (model, ctx) in enumerate(((first, CTX), (second, CTX * 3 // 4))):
         arguments += ["--model", str(models[model]), "--model-name", NAMES[model]]
         arguments += ["--target-device", f"cpu:{device}", f"--max-ctx={ctx}"]
-        arguments += ["--max-concurrency=2"]
+        # Usage is compared between answers, and must not depend on what came before.
+        arguments += ["--max-concurrency=2", "--prefix-cache-slots=0"]
         if model == SMOLLM2:
             arguments += ["--chat-template-file", str(template), f"--think-max-tokens={THINK_MAX}"]
     with server_process(arguments) as server:

@@ -68,6 +68,7 @@ def scripted_load(
     script: Script | None = None,
     before_decode: Callable[[Sequence[BatchSlice]], None] | None = None,
     template: str | None = PLAIN_TEMPLATE,
+    launches_ahead: bool = False,
     on_runner: Callable[[ScriptedRunner], None] = lambda _: None,
     prefixes: int = 0,
     open_store: Callable[[], PrefixStore] | None = None,
@@ -83,6 +84,7 @@ def scripted_load(
             script=script,
             before_decode=before_decode,
             chat_template=template,
+            launches_ahead=launches_ahead,
         )
         on_runner(runner)
         on_progress(1.0)

@@ -351,11 +351,11 @@ class LlamaRunner:
 
     def save(self, seq_id: int) -> bytes:
         size = llama.llama_state_seq_get_size(self.context, seq_id)
-        buffer = ctypes.create_string_buffer(size)
-        written = llama.llama_state_seq_get_data(
-            self.context, ctypes.cast(buffer, ctypes.POINTER(ctypes.c_uint8)), size, seq_id
-        )
-        return buffer.raw[:written]
+        buffer = np.empty(size, dtype=np.uint8)  # not zeroed first: these are megabytes
+        pointer = ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+        written = llama.llama_state_seq_get_data(self.context, pointer, size, seq_id)
+        state: bytes = buffer[:written].tobytes()
+        return state
 
     def load(self, seq_id: int, state: bytes) -> None:
         buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)

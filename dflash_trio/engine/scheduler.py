@@ -134,8 +134,9 @@ class Scheduler:
 
     @property
     def only_text_waits(self) -> bool:
-        """Nothing is to be told but more text: no end, and no capacity that somebody waits for."""
-        return all(isinstance(event, TextDelta) for _, event in self._events)
+        """Nothing is to be told but more text: no first token, which somebody is waiting for, no
+        end, and no capacity that comes free."""
+        return all(isinstance(e, TextDelta) and e.tokens > 1 for _, e in self._events)
 
     def take_events(self) -> Delivery:
         """What happened since the last call."""

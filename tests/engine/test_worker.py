@@ -588,24 +588,25 @@ def test_stopping_in_the_warm_up_cuts_it_short_and_never_says_ready() -> None:
 # --------------------------------------------------------------------- devices that are launched
 
 
-def test_text_is_told_when_the_device_has_its_next_step_and_an_end_at_once() -> None:
+def test_text_is_told_when_the_device_has_its_next_step_and_the_first_and_an_end_at_once() -> None:
     gate = Turnstile()
-    load = scripted_load(before_decode=gate, launches_ahead=True)
-    with running(load) as thread:
+    with running(scripted_load(before_decode=gate, launches_ahead=True)) as thread:
         thread.until_ready()
+        deliveries = thread.deliveries
         thread.submit(1, prompt("ab", 3, ignore_eos=True))
         gate.next()
         gate.let_through()  # the prompt's step, with the first token
-        # It is told with the launch of the second step, which stands at the gate now.
         gate.next()
         thread.hear_until(lambda: len(thread.stories[1].text) == 1)
         gate.let_through()
+        # The second is told with the launch of the third step, which stands at the gate now.
         gate.next()
         thread.hear_until(lambda: len(thread.stories[1].text) == 2)
         gate.let_through()
         # No step follows that could tell the end.
         thread.until_retired(1)
         assert len(thread.stories[1].text) == 3
+        assert thread.deliveries == deliveries + 3
 
 
 def test_what_a_launched_device_says_is_what_any_other_says() -> None:

@@ -26,12 +26,13 @@ from dflash_trio.cli import parse_command_line
 from dflash_trio.engine.llama_runner import LlamaRunner
 from dflash_trio.engine.model_file import check_model_file
 from dflash_trio.engine.model_runner import BatchSlice, DecodeOutcome, TokenSampler
+from dflash_trio.engine.placement import place_models
 from dflash_trio.engine.prefill_shares import prefill_shares
 from dflash_trio.engine.prefix_cache import PrefixCache
 from dflash_trio.generation.request import GenerationRequest, SamplingParams
+from dflash_trio.model_loading import load_llama
 from dflash_trio.routing.router import usable_cores
 from dflash_trio.routing.served_model import ServedModel
-from dflash_trio.server import load_llama
 
 
 @attrs.define(eq=False)
@@ -57,8 +58,8 @@ class Loop:
 
     def __init__(self, words: list[str]) -> None:
         config = parse_command_line(words, {}).config.models[0]
-        size = check_model_file(config.path).size_bytes
-        loaded = load_llama(config, usable_cores(), size, lambda _: None, threading.Event())
+        (place,) = place_models([config], [check_model_file(config.path)])
+        loaded = load_llama(config, place, usable_cores(), lambda _: None, threading.Event())
         self._runner = cast(LlamaRunner, loaded.runner)
         self._runner.warm_up()
         self._chunk = loaded.chunk

@@ -53,6 +53,8 @@ class AnswerContext:
     cancel: Callable[[], None]
     """Ends the generation as if its client had gone; idempotent."""
     request_id: str
+    at_close: Callable[[Callable[[], None]], None] = lambda _: None
+    """Has something called when the request is over, however that comes about."""
 
 
 class AnswerEncoder(Protocol):
@@ -134,7 +136,13 @@ class GenerationRoutes:
         generation = scope.submit()
         name = reservation.model.name
         encoder = call.new_encoder(
-            AnswerContext(name, reservation.prepared, generation.cancel, current_request_id())
+            AnswerContext(
+                name,
+                reservation.prepared,
+                generation.cancel,
+                current_request_id(),
+                scope.at_close,
+            )
         )
         reader = AnswerReader(reservation.prepared, encoder.call_prefix)
         headers = {"x-dflash-model": header_text(name)}

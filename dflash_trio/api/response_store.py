@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -80,10 +79,8 @@ class ResponseStore:
         self._kept: OrderedDict[_Key, KeptResponse] = OrderedDict()
         # Each item with the newest answer that brings it along.
         self._items: dict[_Key, tuple[ConversationItem, str]] = {}
-        # Weak: an answer whose client is gone is dropped by its request, and so from here.
-        self._under_way: weakref.WeakValueDictionary[_Key, AnswerUnderWay] = (
-            weakref.WeakValueDictionary()
-        )
+        # Until their requests are over.
+        self._under_way: dict[_Key, AnswerUnderWay] = {}
         self._bytes = 0
 
     @property

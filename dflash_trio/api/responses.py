@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from attrs import define, field, frozen
@@ -126,6 +127,8 @@ class ResponsesEncoder:
         """Its events, those of deltas apart, are long: a thread encodes them."""
         if keeping is not None:
             keeping.responses.begin(self.id, self)
+            # Over with its request, also where the client has gone and nobody writes the end.
+            context.at_close(partial(keeping.responses.end, self.id))
 
     # ----------------------------------------------------------------- as an answer under way
 

@@ -7,6 +7,7 @@ the body's own clean-up, so a body must never own a reservation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -37,6 +38,7 @@ class RequestScope:
         self._reservation: Reservation | None = None
         self._body_bytes = 0
         self._closed = False
+        self._at_close: list[Callable[[], None]] = []
 
     @property
     def router(self) -> Router:
@@ -77,6 +79,10 @@ class RequestScope:
     def _adopt(self, reservation: Reservation) -> None:
         self._reservation = reservation
 
+    def at_close(self, callback: Callable[[], None]) -> None:
+        """Call it when the request is over, however that comes about. It must not raise."""
+        self._at_close.append(callback)
+
     def submit(self) -> Generation:
         """Start generating on the reservation. Raises EngineFailed when the engine is dead."""
         assert self._reservation is not None, "reserve first"
@@ -92,6 +98,8 @@ class RequestScope:
             return
         self._closed = True
         self._drop_body()
+        while self._at_close:
+            self._at_close.pop()()
         reservation = self._reservation
         if reservation is None:
             return

@@ -37,6 +37,22 @@ async def test_a_scope_without_a_reservation_closes(autojump_clock: MockClock) -
     check_counters_zero(router)
 
 
+async def test_what_is_to_happen_at_the_end_happens_once_and_before_capacity_is_back(
+    autojump_clock: MockClock,
+) -> None:
+    only = HandModel("only")
+    router = new_router([only])
+    free: list[int] = []
+    async with RequestScope(router) as scope:
+        await scope.reserve(ask())
+        scope.at_close(lambda: free.append(only.free[0]))
+        assert free == []
+        await scope.close()
+        await scope.close()
+    assert free == [0]
+    check_counters_zero(router)
+
+
 async def test_a_reservation_that_was_never_submitted_is_given_back(
     autojump_clock: MockClock,
 ) -> None:

@@ -35,6 +35,8 @@ FIRST_BYTE_PATIENCE = 10.0
 """Seconds after the reservation before a stream's headers go out without a token."""
 KEEP_ALIVE_INTERVAL = 15.0
 """Seconds without a token before a stream gets a sign of life."""
+MOST_AT_ONCE = 1024
+"""Tokens of one write, alternatives of log probabilities included: some hundred kilobytes."""
 FINGERPRINT = f"dflash-trio-{__version__}"
 LARGE_ANSWER = 2048
 """Tokens of an answer, alternatives of log probabilities included, from which it is rendered on a
@@ -280,9 +282,13 @@ def _encode(
 
 
 async def next_events(generation: Generation) -> list[Event]:
-    """Wait for something to happen, then take everything that has."""
+    """Wait for something to happen, then take everything that has, as far as one write should
+    hold."""
     events = [await generation.events.receive()]
+    most = MOST_AT_ONCE // (1 + (generation.prepared.logprobs or 0))
     while True:
+        if len(events) > most:
+            return events
         try:
             events.append(generation.events.receive_nowait())
         except (trio.WouldBlock, trio.EndOfChannel):

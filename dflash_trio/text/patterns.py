@@ -12,6 +12,7 @@ MAX_REPEAT = 100_000
 """The largest count in ``{n,m}``."""
 
 _COUNTED = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+_COUNT_BEFORE = re.compile(r"\{\d+(?:,\d*)?\}\Z")
 _GROUP = re.compile(r"\(\?(?::|<[A-Za-z_]\w*>)")
 _ECMA_LETTERS = "dDwWsSnrtfvxupPbB"
 """Letters that may follow a backslash; ``b`` and ``B`` are refused when it is compiled."""
@@ -49,7 +50,18 @@ def check_pattern(pattern: str, *, schema: bool) -> None:
             _check_group(pattern, at, schema, shown)
         elif char == "{":
             _check_counts(_COUNTED.match(pattern, at), shown)
+        elif char == "+" and at and _is_quantifier(pattern, at - 1):
+            # Python's possessive one; to the engine it repeats what was repeated already.
+            raise BadConstraint(f"the pattern {shown} has a possessive quantifier")
         at += 1
+
+
+def _is_quantifier(pattern: str, at: int) -> bool:
+    """Whether the character, which is in no class, ends a quantifier."""
+    escaped = (at - len(pattern[:at].rstrip("\\"))) % 2 == 1
+    if pattern[at] == "}":
+        return not escaped and _COUNT_BEFORE.search(pattern, 0, at + 1) is not None
+    return pattern[at] in "?*+" and not escaped
 
 
 def _check_escape(escaped: str, schema: bool, shown: str) -> None:

@@ -48,6 +48,7 @@ def short_model(request: pytest.FixtureRequest) -> str:
 def short(models: dict[str, Path], short_model: str) -> Iterator[ServerProcess]:
     """A model with a short context, and steps that are shorter still."""
     arguments = [str(models[short_model]), "--model-name=m", "--port=0", "--threads=1"]
+    arguments += ["--prefix-cache-slots=0"]
     with server_process([*arguments, f"--max-ctx={EDGE}", "--chunk=16"]) as process:
         trio.run(process.until_ready)
         yield process

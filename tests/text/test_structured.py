@@ -755,3 +755,16 @@ def test_a_source_beyond_the_bound_is_not_compiled() -> None:
 def test_a_refusal_is_one_short_printable_sentence_whatever_is_in_it() -> None:
     message = refusal("json_schema", {"\u202e\x00\n" + "x" * 10**6: 1})
     assert "\u202e" not in message
+
+
+@pytest.mark.parametrize("pattern", ["1?+", "a*+", "a++b", "a{2}+", "a{2,}+", r"\\\\?+"])
+def test_a_possessive_quantifier_is_refused_since_the_engine_reads_it_otherwise(
+    pattern: str,
+) -> None:
+    with pytest.raises(BadConstraint, match="possessive"):
+        check_constraint(OutputConstraint("regex", pattern))
+
+
+@pytest.mark.parametrize("pattern", [r"a\?+", r"a\++", "[?]+", "[+]+", r"a\}+", "a?b+"])
+def test_a_plus_behind_what_is_no_quantifier_is_one(pattern: str) -> None:
+    check_constraint(OutputConstraint("regex", pattern))

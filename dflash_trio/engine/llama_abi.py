@@ -13,7 +13,7 @@ import hashlib
 import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -211,14 +211,19 @@ def _load_backends() -> None:
     _bind("ggml_backend_load_all", None)()
 
 
-def gpu_devices() -> tuple[BackendDevice, ...]:
-    """The accelerators this build and this machine have. Empty on a CPU-only build."""
+def gpu_devices(memory_of: Collection[str] | None = None) -> tuple[BackendDevice, ...]:
+    """The accelerators this build and this machine have. Empty on a CPU-only build.
+
+    ``memory_of``: names of those whose memory is wanted; ``None``: all. The others have 0 of 0.
+    On CUDA, asking makes a context on the device, which takes some hundred MiB of it for as long
+    as the process lives.
+    """
     _load_backends()
     count = _bind("ggml_backend_dev_count", ctypes.c_size_t)
     get = _bind("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
     name_of = _bind("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)
     description_of = _bind("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
-    memory_of = _bind(
+    ask = _bind(
         "ggml_backend_dev_memory",
         None,
         ctypes.c_void_p,
@@ -234,10 +239,12 @@ def gpu_devices() -> tuple[BackendDevice, ...]:
         if backend is None:
             continue  # the CPU, BLAS and other helpers are not placements
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        memory_of(handle, ctypes.byref(free), ctypes.byref(total))
+        name = f"{backend}:{ggml_name[len(prefix) :] or 0}"
+        if memory_of is None or name in memory_of:
+            ask(handle, ctypes.byref(free), ctypes.byref(total))
         found.append(
             BackendDevice(
-                name=f"{backend}:{ggml_name[len(prefix) :] or 0}",
+                name=name,
                 description=description_of(handle).decode("utf-8", "replace"),
                 free_memory=free.value,
                 total_memory=total.value,

@@ -95,7 +95,7 @@ def find_devices(placements: Sequence[DevicePlacement]) -> list[BackendDevice]:
     for placement in placements:
         if placement.is_cpu:
             continue
-        devices = gpu_devices()
+        devices = gpu_devices(memory_of=())  # what there is room for was decided before
         match = next((device for device in devices if device.name == str(placement)), None)
         if match is None:
             raise ModelLoadError(missing_device(placement, devices))

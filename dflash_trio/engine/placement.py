@@ -61,7 +61,10 @@ def place_models(models: Sequence[ModelConfig], files: Sequence[ModelFile]) -> l
         if model.peer_access:
             _enable_peer_access(model)
     wants_gpu = any(not _written(model) or not _written(model)[0].is_cpu for model in models)
-    gpus = gpu_devices() if wants_gpu else ()
+    # Nothing is to be found on a GPU that nobody named, not even what asking it leaves there.
+    named = {str(device) for model in models for device in _written(model)}
+    asked = named if all(map(_written, models)) else None
+    gpus = gpu_devices(asked) if wants_gpu else ()
     plan = Plan(
         tuple(Room(gpu.name, gpu.free_memory, gpu.total_memory) for gpu in gpus), host_memory()
     )

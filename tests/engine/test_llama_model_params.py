@@ -127,7 +127,7 @@ def test_several_devices_share_the_layers_by_their_weights() -> None:
 
 def test_a_placement_s_devices_are_found_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = tuple(BackendDevice(f"cuda:{i}", "", 1, 1, handle=i) for i in range(2))
-    monkeypatch.setattr(llama_model_params, "gpu_devices", lambda: gpus)
+    monkeypatch.setattr(llama_model_params, "gpu_devices", lambda memory_of: gpus)
     both = [DevicePlacement("cuda", 1), DevicePlacement("cuda", 0)]
     assert find_devices(both) == [gpus[1], gpus[0]]
     with pytest.raises(ModelLoadError, match=r"no device cuda:2 here; .* cuda:0, cuda:1, cpu:0"):

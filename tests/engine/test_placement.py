@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ class Machine:
         self._monkeypatch = monkeypatch
         self.path = write_model(folder / "model.gguf")
         self.asked = 0
+        self.memory_of: Collection[str] | None = None
         self.with_gpus()
         self.with_host(10**6)
 
@@ -38,8 +40,9 @@ class Machine:
             for i, each in enumerate(free)
         )
 
-        def answer() -> tuple[BackendDevice, ...]:
+        def answer(memory_of: Collection[str] | None = None) -> tuple[BackendDevice, ...]:
             self.asked += 1
+            self.memory_of = memory_of
             return devices
 
         self._monkeypatch.setattr(placement, "gpu_devices", answer)
@@ -260,10 +263,18 @@ def test_peer_access_is_switched_on_before_the_gpus_are_asked_for(
     seen: list[str] = []
     gpus = tuple(BackendDevice(f"cuda:{i}", "", 900 * MIB, 900 * MIB, 1) for i in range(2))
 
-    def asked() -> tuple[BackendDevice, ...]:
+    def asked(memory_of: Collection[str] | None = None) -> tuple[BackendDevice, ...]:
         seen.append(os.environ[name])
         return gpus
 
     monkeypatch.setattr(placement, "gpu_devices", asked)
     assert machine.devices(PEERS) == ["cuda:0,cuda:1"]
     assert seen == ["1"]
+
+
+def test_only_the_gpus_that_are_named_are_asked_for_their_memory(machine: Machine) -> None:
+    machine.with_gpus(900, 900)
+    machine.devices({"target_device": CUDA_1})
+    assert machine.memory_of == {"cuda:1"}
+    machine.devices({"target_device": CUDA_1}, {})  # the second may go anywhere
+    assert machine.memory_of is None

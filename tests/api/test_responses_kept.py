@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+import trio
 
 from tests.api.responses_checks import check_response, check_stream
 from tests.api.responses_client import PATH, HoldsBack, ask, read_until, saying, with_sdk
@@ -223,10 +224,15 @@ async def test_an_answer_whose_client_left_is_not_kept() -> None:
             await exchange.send("POST", PATH, b'{"input": "hi", "stream": true}')
             await exchange.read_headers()
             text = await read_until(exchange, "output_text.delta")
+        path = f"{PATH}/{response_id(text)}"
+        # The engine stands still, so that the answer cannot be over before it is known that
+        # nobody is there for it.
+        with trio.fail_after(30):
+            # Each look is a request of its own, so that this does not spin.
+            while (await request(server.port, "GET", path)).status != 404:
+                pass
         hold.gate.open()
         await server.until_idle()
-        path = f"{PATH}/{response_id(text)}"
-        # It goes with its request, before its capacity is given back.
         assert (await request(server.port, "GET", path)).status == 404
         assert (await ask(server, max_output_tokens=1)).status == 200
 

@@ -44,6 +44,7 @@ from .net.listener import BindError, BoundListeners, bind_listeners
 from .routing.drain import DrainController
 from .routing.router import Router, usable_cores
 from .routing.served_model import ServedModel
+from .text.bad_constraint import BadConstraint
 from .text.chat_template import ChatTemplate, TemplateError
 
 log = logging.getLogger("dflash_trio")
@@ -349,7 +350,8 @@ class Server:
     def _serve(model: ModelConfig, client: EngineClient, ready: Ready) -> ServedModel:
         # Here, and not at the first grammar: it keeps the interpreter to itself for up to a second
         # or two, while nobody is served yet.
-        ready.vocabulary.guide_tokenizer()
+        with contextlib.suppress(BadConstraint):  # told to whoever asks for a grammar
+            ready.vocabulary.guide_tokenizer()
         return ServedModel(
             model,
             client,

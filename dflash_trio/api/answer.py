@@ -157,10 +157,13 @@ class AnswerReader:
 
     def _delta(self, delta: TextDelta, read: list[AnswerEvent]) -> None:
         choice, index = self._choices[delta.index], delta.index
-        if choice.has_enough:
+        if choice.has_enough or not (delta.text or delta.logprobs):
+            # A token may show nothing yet, whatever channel it belongs to.
             return
         if choice.open_channel is not None and choice.open_channel != delta.channel:
             self._end_call(choice, index, read)
+            if self._choices[delta.index].has_enough:
+                return
         if delta.channel == REASONING:
             if delta.text:
                 read.append(ReasoningDelta(index, delta.text))

@@ -142,8 +142,10 @@ class ResponsesEncoder:
 
     def snapshot(self) -> dict[str, Any]:
         output = list(self._output)
-        if self._open is not None:
-            output.append(self._open.item("in_progress"))
+        # Read once: a thread may be writing the answer meanwhile.
+        under_way = self._open
+        if under_way is not None and all(item["id"] != under_way.id for item in output):
+            output.append(under_way.item("in_progress"))
         return self._response("cancelled" if self._cancelled else "in_progress", output)
 
     def cancel(self) -> None:

@@ -76,6 +76,9 @@ class AnswerText:
                 logprob = None
             else:
                 deltas.append(TextDelta(part, self._tokens, channel, index=self._index))
+        if logprob is not None and not thought and not thinks:
+            # Its text is not known yet, and comes out with that of a later token.
+            self._waiting.append((self._content, logprob))
         return deltas or [TextDelta("", self._tokens, index=self._index)]
 
     def _content_delta(self, text: str, logprob: TokenLogprob | None) -> TextDelta:

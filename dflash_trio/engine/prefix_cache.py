@@ -228,7 +228,9 @@ class PrefixCache:
         self._running.discard(row)
         if row in self._tree:
             self._tree.remove(row)
-        if not keep or not tokens or not self._prefixes:
+        wanted = keep and tokens and self._prefixes
+        # Not every cache can go back from what an aborted step has left there.
+        if not wanted or not self._runner.can_rewind(row, len(tokens)):
             self._clear(row)
             return
         self._runner.rewind(row, len(tokens))

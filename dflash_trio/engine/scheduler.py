@@ -52,10 +52,9 @@ class Scheduler:
 
     ``chunk``: prefill tokens in one step, shared by all prompts. ``prefixes`` and ``prompts``: how
     many ended sequences and whole prompts are kept for later ones, ``store``: where they outlive
-    the process. ``on_batch`` is told the
-    generations of each batch and its tokens right before it is decoded, and the empty set right
-    after: while it names a generation, that one's tokens are on the device. ``on_launch`` is
-    called when the device has a batch and has not computed it yet, on devices of that kind.
+    the process. ``on_batch`` is told the generations of each batch and its tokens right before it
+    is decoded, and the empty set right after: meanwhile their tokens are on the device.
+    ``on_launch``: the device has a batch and has not computed it yet, on devices of that kind.
     """
 
     def __init__(
@@ -164,15 +163,16 @@ class Scheduler:
                 self._take_outputs(planned)
                 return True
             if outcome is DecodeOutcome.ABORTED:
-                # Aborting is asked for only when everybody in the batch is to go: that is in the
-                # inbox already, and their cells are freed whatever they hold.
+                # Everybody in the batch is to go, which is in the inbox already.
                 return True
-            # The cells that the ledger promised are in kept prefixes, or, should the cache be
-            # smaller than it said, nowhere: then waiting would not help the newest.
+            # What the ledger promised is in kept prefixes, or nowhere: no use in waiting then.
             if not self._cache.evict():
                 victim = max(planned, key=lambda item: item.sequence.generation_id)
                 planned.remove(victim)
-                self._finish(victim.sequence, _NO_CELLS)
+                for answer in self._answers(victim.sequence.generation_id):
+                    # Who waits for its prompt would wait for ever.
+                    if answer is victim.sequence or answer.state is SequenceState.QUEUED:
+                        self._finish(answer, _NO_CELLS)
         return False
 
     def plan(self) -> list[Planned]:
@@ -225,17 +225,16 @@ class Scheduler:
         """Give a sequence a row and what of its tokens is in the cache already, to prefill the
         rest. Waits where another answer of its generation computes the prompt for it."""
         first = self._answers(sequence.generation_id)[0]
-        prompt = len(sequence.prompt)
-        if first is not sequence:
-            if first.seq_id is None or first.computed < prompt:
-                return
+        source, prompt = first.seq_id, len(sequence.prompt)
+        if first is not sequence and (source is None or first.computed < prompt):
+            return
+        if first is not sequence and source is not None and self._may_copy(first, source):
             sequence.seq_id, sequence.computed = self._cache.take_row(), prompt
-            self._runner.copy(first.seq_id, sequence.seq_id, prompt)
+            self._runner.copy(source, sequence.seq_id, prompt)
         else:
             reuse = sequence.prepared.cache_prompt
             if not reuse and all(s.seq_id is None for s in self._sequences.values()):
-                # Whoever asks for this wants the same answer every time, and what else is in the
-                # cache changes the last bits. Nobody else is there to mind.
+                # It wants the same answer every time, and what is kept changes the last bits.
                 self._cache.clear()
             tokens = sequence.tokens(0, sequence.to_prefill)
             sequence.seq_id, sequence.computed = self._cache.begin(tokens, reuse=reuse)
@@ -244,6 +243,11 @@ class Scheduler:
         sequence.enter(SequenceState.PREFILLING)
         if sequence.computed == sequence.to_prefill:
             sequence.enter(SequenceState.DECODING)
+
+    def _may_copy(self, first: Sequence, row: int) -> bool:
+        # What has gone on beyond its prompt cannot be cut back to it in every cache.
+        prompt = len(first.prompt)
+        return first.computed == prompt or self._runner.can_rewind(row, prompt)
 
     def _fork(self, first: Sequence) -> list[Sequence]:
         """Start the other answers of a generation whose prompt has just been computed."""
@@ -284,11 +288,9 @@ class Scheduler:
 
     def _headroom(self, sequence: Sequence) -> int:
         """Cells that a sequence is promised beyond what it has, where there are as many."""
-        return min(
-            self._ledger.decode_headroom,
-            self._ledger.max_ctx - sequence.length + 1,
-            sequence.prepared.max_tokens - sequence.generated,
-        )
+        left = sequence.prepared.max_tokens - sequence.generated
+        room = self._ledger.max_ctx - sequence.length + 1
+        return min(self._ledger.decode_headroom, room, left)
 
     def _give_way(self, claimant: Sequence) -> None:
         """Pause the newest generation, so that an older one has cells; or end ``claimant`` where
@@ -313,10 +315,9 @@ class Scheduler:
         for sequence in list(self._sequences.values()):
             if not sequence.hold.paused:
                 continue
-            # What the running ones will want next stays free: else it would be paused again at
-            # once, and all that it computed would be lost.
-            running = {s.generation_id: s for s in self._sequences.values() if not s.hold.paused}
-            wanted = sum(max(0, self._headroom(other)) for other in running.values())
+            # What the running ones want next stays free: else it would be paused again at once.
+            running = [s for s in self._sequences.values() if not s.hold.paused]
+            wanted = sum(max(0, self._headroom(other)) for other in running)
             answers = len(self._answers(sequence.generation_id))
             needed = self._cells_needed(sequence) + answers * max(1, self._headroom(sequence))
             cells = min(needed, self._ledger.pool)
@@ -421,11 +422,11 @@ class Scheduler:
     # --------------------------------------------------------------------------- inspection
 
     def store_idle(self, deadline: float) -> None:
-        """Store what ended sequences have left in the cache: see PrefixCache."""
+        """See PrefixCache."""
         self._cache.store_idle(deadline)
 
     def check_idle(self) -> None:
-        """With nothing running the cache must hold what is kept, and no more; else EngineError."""
+        """See PrefixCache."""
         self._cache.check_idle()
 
     def statistics(self) -> EngineStatistics:

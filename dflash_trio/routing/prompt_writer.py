@@ -122,7 +122,7 @@ class PromptWriter:
         by itself before an answer under a grammar. Only for models that think."""
         form = self.reasoning
         assert form is not None
-        if form is HARMONY and offered_tools(request):
+        if form is HARMONY and offered_tools(request) and request.constraint is None:
             # What follows may be a call and not the final channel: that is the model's choice, or
             # its grammar's.
             return _NEXT_MESSAGE, ""

@@ -121,6 +121,13 @@ class ServedModel:
         CPU-bound, milliseconds to a second: call it off the event loop. Raises InvalidRequest
         for what this model's template, vocabulary or limits refuse.
         """
+        try:
+            return self._prepare(request)
+        except EngineError as error:
+            # The model went away meanwhile; the router asks for its health before using this.
+            raise InvalidRequest(f"{self.name} cannot prepare the request: {error}") from error
+
+    def _prepare(self, request: GenerationRequest) -> PreparedPrompt:
         tokens, written = self._read_prompt(request)
         wanted = request.max_tokens or self._default_max_tokens
         # A huge number becomes an ordinary one, but stays beyond what is left: cut to that, a

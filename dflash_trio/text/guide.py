@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .bad_constraint import BadConstraint
+
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
@@ -24,6 +26,8 @@ def make_guide_tokenizer(
     from llguidance import LLTokenizer
 
     ends = sorted(end_tokens)
+    if not ends:
+        raise BadConstraint("this model has no token that could end an answer under a grammar")
     # Known by its attributes: the class that the stubs name is one way to have them.
     tokens: Any = _Tokens(pieces, control_tokens, ends[0])
     return LLTokenizer(tokens, eos_token=ends)

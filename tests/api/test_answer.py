@@ -180,3 +180,17 @@ def test_the_whole_is_what_the_stream_says_however_it_is_cut(cuts: list[int], sa
     assert choice.ending.reason == ending(read).reason
     kinds = [type(event) for event in choice.events]
     assert all(a != b or a is not ContentDelta for a, b in pairwise(kinds))
+
+
+def test_a_token_that_shows_nothing_yet_does_not_cut_a_call_in_two() -> None:
+    read = with_tools().read(
+        [text('{"x":"', channel="tool:f"), text(""), text('ok"}', channel="tool:f"), end()]
+    )
+    assert calls(read) == [("f", '{"x":"ok"}')]
+
+
+def test_one_call_is_one_also_where_channels_follow_each_other() -> None:
+    read = with_tools(parallel_calls=False).read(
+        [text("{}", channel="tool:f"), text("{}", channel="tool:g"), end()]
+    )
+    assert calls(read) == [("f", "{}")]

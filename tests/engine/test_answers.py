@@ -347,6 +347,21 @@ def test_thoughts_have_no_likelihoods() -> None:
     assert b"".join(entry.chosen.piece for entry in logprobs(events)) == b"yes"
 
 
+def test_likelihoods_are_of_every_token_also_on_a_model_that_might_think() -> None:
+    closed = attrs.evolve(OPEN, new_splitter=partial(ThinkSplitter, THINK, starts_open=False))
+    events = likely(" aé😀b<t", thinking=closed)
+    said = b"".join(entry.chosen.piece for entry in logprobs(events))
+    assert said.decode() == text_of(events) == " aé😀b<t"
+
+
+def test_answers_that_wait_for_a_prompt_that_has_no_cells_end_with_it() -> None:
+    engine = Engine(slots=2, max_ctx=60)
+    engine.runner._cells = 20
+    events = engine.run(several(2))
+    assert {e.detail for e in finished(events).values()} == {"no_free_cells"}
+    assert len(finished(events)) == 2
+
+
 def test_without_being_asked_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("nobody asked")

@@ -229,6 +229,22 @@ def test_a_row_that_holds_less_than_it_should_is_not_kept() -> None:
     cache.check_idle()
 
 
+def test_a_cache_that_cannot_go_back_loses_what_an_aborted_step_left_there() -> None:
+    class Onward(ScriptedRunner):
+        def rewind(self, seq_id: int, length: int) -> None:
+            if length not in (0, self.sequence_length(seq_id)):
+                raise EngineError("this cache cannot go back")
+            super().rewind(seq_id, length)
+
+    runner = Onward(slots=1, window=0)
+    cache = PrefixCache(runner, slots=1, prefixes=2, prompts=0)
+    row, _ = cache.begin((1, 2, 3))
+    runner.decode([BatchSlice(row, 0, (1, 2, 3), False)])
+    cache.end(row, (1, 2), keep=True)
+    assert len(cache) == 0
+    cache.check_idle()
+
+
 @KINDS
 def test_what_a_window_has_forgotten_is_not_used(shares_cells: bool) -> None:
     engine = Engine(slots=1, shares_cells=shares_cells, window=10)

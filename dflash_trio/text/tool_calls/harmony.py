@@ -177,6 +177,8 @@ class _LibrarySplitter:
         ``in_message``: the token is in a message or is the end of its header. The parser's own
         state would tell, but asking for it copies all of the message, at each token.
         """
+        if token < 0:
+            return False  # bytes that were held back; the control tokens' reader has them
         parser, self.found = self._parser, []
         was_in_message = self._in_message
         try:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..generation.errors import GenerationError
 from ..generation.events import TokenAlternative, TokenLogprob
 from . import sse
 from .answer import (
@@ -18,41 +16,25 @@ from .answer import (
     ContentDelta,
     ReasoningDelta,
     WholeAnswer,
-    new_id,
-    total_usage,
 )
-from .error_responses import answer_for
-from .generating import FINGERPRINT, AnswerContext
-from .usage import usage_object
+from .generating import AnswerContext
+from .openai_stream import OpenAIStream, finish_reason
 
 
-class ChatEncoder:
-    """One answer's identity and its encodings, streamed or whole."""
-
-    call_prefix = "call_"
+class ChatEncoder(OpenAIStream):
+    """One answer's encodings, streamed or whole."""
 
     def __init__(self, context: AnswerContext, *, include_usage: bool) -> None:
-        self.id = new_id("chatcmpl-")
-        self.created = int(time.time())
-        self._model = context.model
-        self._n = context.prepared.n
-        self._include_usage = include_usage
-        self._ended: list[ChoiceEnded] = []
-        head = sse.json_line(
-            {
-                "id": self.id,
-                "object": "chat.completion.chunk",
-                "created": self.created,
-                "model": self._model,
-                "system_fingerprint": FINGERPRINT,
-            }
-        )[:-1]
-        # Everything but the text of a delta is the same for each chunk: rendered once.
-        self._chunk_head = f"data: {head}".encode()
+        super().__init__(
+            context,
+            prefix="chatcmpl-",
+            kind="chat.completion",
+            chunk_kind="chat.completion.chunk",
+            include_usage=include_usage,
+        )
+        # Most chunks are plain text of a single answer: all of them but the text, rendered once.
         self._delta_head = self._chunk_head + b',"choices":[{"index":0,"delta":{"content":'
-        # While a usage chunk is due, the others carry a null in its place.
-        self._null_usage = b',"usage":null' if include_usage else b""
-        self._delta_tail = b'},"logprobs":null,"finish_reason":null}]' + self._null_usage + b"}\n\n"
+        self._delta_tail = b'},"logprobs":null,"finish_reason":null}]' + self._chunk_tail
 
     def opening(self) -> bytes:
         """The roles, before any text."""
@@ -82,38 +64,17 @@ class ChatEncoder:
                 return self._choice(event.index, {}, reason=finish_reason(event))
         return b""
 
-    def closing(self) -> bytes:
-        """The usage chunk if one was asked for, and ``[DONE]``."""
-        if not self._include_usage:
-            return sse.DONE
-        usage = usage_object(total_usage(self._ended), self._ended[0].detail)
-        line = sse.json_line(usage).encode()
-        return self._chunk_head + b',"choices":[],"usage":' + line + b"}\n\n" + sse.DONE
-
-    def failure(self, error: GenerationError) -> bytes:
-        return sse.event(answer_for(error).openai_body())
-
-    def keep_alive(self) -> bytes:
-        return sse.KEEP_ALIVE
-
     def whole(self, answer: WholeAnswer) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "chat.completion",
-            "created": self.created,
-            "model": self._model,
-            "system_fingerprint": FINGERPRINT,
-            "choices": [
-                {
-                    "index": index,
-                    "message": _message(choice),
-                    "logprobs": logprobs_object(choice.logprobs),
-                    "finish_reason": finish_reason(choice.ending),
-                }
-                for index, choice in enumerate(answer.choices)
-            ],
-            "usage": usage_object(answer.usage, answer.choices[0].ending.detail),
-        }
+        choices = [
+            {
+                "index": index,
+                "message": _message(choice),
+                "logprobs": logprobs_object(choice.logprobs),
+                "finish_reason": finish_reason(choice.ending),
+            }
+            for index, choice in enumerate(answer.choices)
+        ]
+        return self._whole(answer, choices)
 
     def _choice(
         self,
@@ -123,10 +84,9 @@ class ChatEncoder:
         reason: str | None = None,
         logprobs: dict[str, Any] | None = None,
     ) -> bytes:
-        choice = sse.json_line(
+        return self._chunk(
             {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        ).encode()
-        return self._chunk_head + b',"choices":[' + choice + b"]" + self._null_usage + b"}\n\n"
+        )
 
 
 def _message(choice: Choice) -> dict[str, Any]:
@@ -144,11 +104,6 @@ def _message(choice: Choice) -> dict[str, Any]:
             for call in choice.calls
         ]
     return message
-
-
-def finish_reason(ended: ChoiceEnded) -> str:
-    """OpenAI's word for how an answer ended."""
-    return "length" if ended.reason == "cancelled" else ended.reason
 
 
 def logprobs_object(logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from .answer import (
 from .error_responses import answer_for
 from .generating import AnswerContext
 from .json_body import parse_json_object
+from .usage import ending_details
 
 SIGNATURE = "dflash-trio-unsigned"
 """Of every block of thinking. Clients want one that is not empty; nothing is signed here, and it
@@ -57,7 +58,6 @@ class MessagesEncoder:
         """Of the last block that began."""
         self._has_arguments = False
         """The call that is under way has got some."""
-        self._calls = 0
         self._delta_head = self._delta_tail = b""
         """What surrounds the text of the open block's deltas: the same for all of them."""
         self._ended: ChoiceEnded | None = None
@@ -85,7 +85,6 @@ class MessagesEncoder:
                 return self._within("thinking", block) + self._delta(text)
             case CallBegun(id=id_, name=name):
                 self._has_arguments = False
-                self._calls += 1
                 call = {"type": "tool_use", "id": id_, "name": name, "input": {}}
                 return self._close() + self._begin("tool_use", call)
             case CallArguments(text=text):
@@ -187,11 +186,7 @@ def _event(kind: str, **fields: Any) -> bytes:
 def usage_object(ended: ChoiceEnded) -> dict[str, Any]:
     """Token counts; a prompt's tokens that were cached count there and not as input."""
     usage = ended.usage
-    details: dict[str, Any] = {"thinking_tokens": usage.reasoning_tokens}
-    if usage.thinking_closed_by is not None:
-        details["thinking_closed_by"] = usage.thinking_closed_by
-    if ended.detail is not None:
-        details["ended_by"] = ended.detail
+    details = {"thinking_tokens": usage.reasoning_tokens, **ending_details(usage, ended.detail)}
     counts = _usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
     return {**counts, "output_tokens_details": details}
 

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 from attrs import field, frozen
 
+from ..generation.errors import InvalidRequest
 from ..generation.request import GenerationRequest, SamplingOverrides
 from .generating import AnswerContext
 from .json_body import parse_json_object
@@ -67,9 +68,16 @@ def parse_messages_call(raw: bytes) -> MessagesCall:
     """Read and check a body. Raises InvalidRequest. CPU-bound, linear in the body."""
     body = structure(MessagesBody, parse_json_object(raw))
     constraint = body.constraint()
+    # What counting counts, and all that does not become the prompt.
+    counted = body.as_conversation().for_counting(len(raw))
+    if constraint is not None and counted.tool_choice.forces:
+        raise InvalidRequest(
+            "tool_choice: demands a call, which cannot have the form that output_config.format "
+            "demands of the answer as well; send one of them.",
+            param="tool_choice",
+        )
     request = attrs.evolve(
-        # What counting counts, and all that does not become the prompt.
-        body.as_conversation().for_counting(len(raw)),
+        counted,
         sampling=SamplingOverrides(
             temperature=body.temperature, top_p=body.top_p, top_k=body.top_k
         ),

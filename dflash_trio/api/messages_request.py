@@ -12,12 +12,12 @@ from typing import Any, Literal
 import attrs
 from attrs import field, frozen
 
-from ..config import Effort
 from ..generation.request import OutputConstraint, ThinkingRequest, Tool, ToolChoice
 from .conversation import Conversation, merge_turns, text_turn
 from .field_schemas import NULL, STRING, JsonObject, any_of, describe, one_of, schema_field
 from .json_body import json_type_name, printable
 from .messages_blocks import Content, SystemText, ToolResultBlock, ToolUseBlock, turns_of
+from .thinking_fields import EFFORT_WORDS
 from .tools import check_output, check_tools, schema_or_none
 from .validation import FieldProblem, converter, in_range, structure
 
@@ -194,19 +194,6 @@ class Thinking:
         return self.budget_tokens if self.type == "enabled" else None
 
 
-_EFFORTS: dict[str, Effort | None] = {
-    "none": None,
-    "minimal": None,
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "x-high",
-    "x-high": "x-high",
-    "max": "max",
-}
-"""Words of ``output_config.effort``; ``None``: no thinking."""
-
-
 @frozen
 class OutputFormat:
     """The answer follows a JSON Schema."""
@@ -233,13 +220,13 @@ class OutputFormat:
 class OutputConfig:
     """``output_config``."""
 
-    effort: str | None = schema_field(any_of(one_of(*_EFFORTS), NULL), default=None)
+    effort: str | None = schema_field(any_of(one_of(*EFFORT_WORDS), NULL), default=None)
     format: OutputFormat | None = None
 
     @effort.validator
     def _known(self, _: Any, value: str | None) -> None:
         if value is not None:
-            _check_word(value, tuple(_EFFORTS), "effort")
+            _check_word(value, tuple(EFFORT_WORDS), "effort")
 
 
 describe(ForeignTool, {"type": "object", "properties": {"type": STRING}, "required": ["type"]})
@@ -296,7 +283,7 @@ class MessagesConversation:
     def _thinking(self) -> ThinkingRequest:
         """``thinking`` says whether to think, if it does; else the effort may."""
         effort = self.output_config.effort if self.output_config is not None else None
-        tier = _EFFORTS[effort] if effort is not None else None
+        tier = EFFORT_WORDS[effort] if effort is not None else None
         if self.thinking is not None and self.thinking.type == "enabled":
             return ThinkingRequest(True, self.thinking.budget, tier)
         disabled = self.thinking is not None and self.thinking.type == "disabled"

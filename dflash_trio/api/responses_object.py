@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ..generation.events import TokenLogprob, Usage
 from .chat_completions import logprobs_object
+from .usage import ending_details
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -71,11 +72,6 @@ def call_item(
 
 def response_usage(usage: Usage, detail: str | None) -> dict[str, Any]:
     """``detail``: why the answer ended before its time."""
-    output: dict[str, Any] = {"reasoning_tokens": usage.reasoning_tokens}
-    if usage.thinking_closed_by is not None:
-        output["thinking_closed_by"] = usage.thinking_closed_by
-    if detail is not None:
-        output["ended_by"] = detail
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
@@ -84,7 +80,10 @@ def response_usage(usage: Usage, detail: str | None) -> dict[str, Any]:
             "cache_write_tokens": 0,
         },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": output,
+        "output_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            **ending_details(usage, detail),
+        },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

@@ -9,15 +9,19 @@ from ..generation.events import Usage
 
 def usage_object(usage: Usage, detail: str | None = None) -> dict[str, Any]:
     """``detail``: why an answer ended before its time."""
-    completion: dict[str, Any] = {"reasoning_tokens": usage.reasoning_tokens}
-    if usage.thinking_closed_by is not None:
-        completion["thinking_closed_by"] = usage.thinking_closed_by
-    if detail is not None:
-        completion["ended_by"] = detail
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-        "completion_tokens_details": completion,
+        "completion_tokens_details": {
+            "reasoning_tokens": usage.reasoning_tokens,
+            **ending_details(usage, detail),
+        },
     }
+
+
+def ending_details(usage: Usage, detail: str | None) -> dict[str, str]:
+    """How thinking and answer ended, where that is told: no API has words of its own for it."""
+    found = {"thinking_closed_by": usage.thinking_closed_by, "ended_by": detail}
+    return {name: how for name, how in found.items() if how is not None}

@@ -182,3 +182,11 @@ def test_a_malformed_body_is_refused_with_words_that_can_be_sent(raw: bytes) -> 
     with pytest.raises(InvalidRequest) as error:
         parse_messages_call(raw)
     assert str(error.value).encode()
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": TOOL["name"]}])
+def test_a_forced_call_and_a_form_of_the_answer_contradict_each_other(
+    choice: dict[str, Any],
+) -> None:
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    assert refusal(tools=[TOOL], tool_choice=choice, output_config=form).param == "tool_choice"

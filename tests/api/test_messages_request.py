@@ -263,7 +263,7 @@ def test_a_count_is_of_the_same_prompt_as_the_answer() -> None:
             user({**RESULT, "is_error": True}, text("so?")),
         ],
         "tools": [TOOL],
-        "tool_choice": {"type": "any"},
+        "tool_choice": {"type": "auto"},
         "thinking": ENABLED,
         "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
         "temperature": 0,

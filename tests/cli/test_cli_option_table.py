@@ -120,6 +120,5 @@ def test_every_number_has_a_range_that_the_tests_know() -> None:
     assert numbers == set(cli_cases.OUT_OF_RANGE)
 
 
-@pytest.mark.skipif(not FORMATS, reason="the formats of tool calls are not there yet")
 def test_a_tool_parser_is_one_of_the_formats_of_tool_calls() -> None:
     assert sorted(TOOL_PARSERS) == sorted(FORMATS)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ...generation.request import Tool
 from . import grammar
-from .json_values import read_call_object
+from .json_values import read_any_call
 from .pieces import ToolCallParser
 from .reader import PieceReader, Reading
 
@@ -43,17 +43,12 @@ class _Parser(PieceReader):
     starts = frozenset("<")
 
     def read_call(self) -> Reading[bool]:
-        if (yield from self.match(OPEN)) is None or not (yield from self._object()):
+        if (yield from self.match(OPEN)) is None or not (yield from read_any_call(self)):
             return False
-        while (yield from self.optional(self._object())):
+        while (yield from self.optional(read_any_call(self))):
             pass
         yield from self.optional(self._close())
         return True
-
-    def _object(self) -> Reading[bool]:
-        if (yield from self.skip_spaces()) != "{":
-            return False
-        return (yield from read_call_object(self, None))
 
     def _close(self) -> Reading[bool]:
         # A brace too many before the tag belongs to a call that lost count.

@@ -114,6 +114,13 @@ def read_code_point(reader: PieceReader, digits: int) -> Reading[str]:
     return chr(code) if code < 0x110000 else "\ufffd"
 
 
+def read_any_call(reader: PieceReader) -> Reading[bool]:
+    """After white space, an object that is a call whatever its name. False: there is none."""
+    if (yield from reader.skip_spaces()) != "{":
+        return False
+    return (yield from read_call_object(reader, None))
+
+
 def read_call_object(reader: PieceReader, known: Collection[str] | None) -> Reading[bool]:
     """Reads ``{"name": ..., "arguments": {...}}`` from its brace on, begins the call and ends it.
 

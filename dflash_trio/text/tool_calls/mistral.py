@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ...generation.request import Tool
 from ..bad_constraint import BadConstraint
 from . import grammar
-from .json_values import copy_value, read_call_object
+from .json_values import copy_value, read_any_call
 from .pieces import ToolCallParser
 from .python_values import is_name, read_word
 from .reader import PieceReader, Reading
@@ -62,7 +62,7 @@ class _Parser(PieceReader):
             return False
         character = yield from self.skip_spaces()
         if character == "{":
-            return (yield from read_call_object(self, None))
+            return (yield from read_any_call(self))
         if character == "[":
             return (yield from self._list())
         name = yield from read_word(self)
@@ -85,23 +85,18 @@ class _Parser(PieceReader):
 
     def _list(self) -> Reading[bool]:
         self.take()
-        if not (yield from self._object()):
+        if not (yield from read_any_call(self)):
             return False
         while (yield from self.optional(self._another())):
             pass
         yield from self.optional(self._close())
         return True
 
-    def _object(self) -> Reading[bool]:
-        if (yield from self.skip_spaces()) != "{":
-            return False
-        return (yield from read_call_object(self, None))
-
     def _another(self) -> Reading[bool]:
         if (yield from self.skip_spaces()) != ",":
             return False
         self.take()
-        return (yield from self._object())
+        return (yield from read_any_call(self))
 
     def _close(self) -> Reading[bool]:
         if (yield from self.skip_spaces()) != "]":

@@ -18,6 +18,9 @@ from .asgi_task import AppTasks
 from .h11_protocol import JSONErrorH11Protocol
 from .stream import StallGuardedStream
 
+_SENDS_A_TURN = 16
+"""Sends in a row that wait for nothing, until the other tasks get a turn in any case."""
+
 
 class Connection(TCPServer):
     """Serves one connection from its TLS handshake to its close; :meth:`run` does it.
@@ -36,6 +39,8 @@ class Connection(TCPServer):
     ) -> None:
         self.transport = transport
         self._wrapper: ProtocolWrapper | None = None
+        self._turns = 0
+        self._plain = ssl_context is None
         stream: trio.abc.Stream = transport
         if ssl_context is not None:
             # https_compatible: HTTP says itself where a message ends, so neither side sends or
@@ -102,19 +107,36 @@ class Connection(TCPServer):
             await super().protocol_send(event)
 
     async def _send(self, data: bytes) -> None:
-        async with self.send_lock:
-            try:
+        # A stream's writes are small and many, and mostly nobody else sends and the kernel takes
+        # all of it. Then the turns that a lock and a trio send take through the scheduler, waiting
+        # for nothing, would be most of what a write costs.
+        try:
+            self.send_lock.acquire_nowait()
+        except trio.WouldBlock:
+            await self.send_lock.acquire()
+        try:
+            sent = self.transport.send_now(data) if self._plain else 0
+            if sent < len(data) or not data:
                 # A message cut in half would spoil the connection, so cancelling a request does
                 # not reach its writes. Bound: the stream's stall timeout, or abort().
                 with trio.CancelScope(shield=True):
-                    await self.stream.send_all(data)
-            except trio.BrokenResourceError:
-                # Hypercorn leaves the socket to the reader here, but a reader behind a peer that
-                # is merely silent, or behind a broken TLS layer, would never return.
-                self.transport.abort()
-                await self.protocol.handle(Closed())
-            except trio.ClosedResourceError:  # closed or lingering already, by our own hand
-                await self.protocol.handle(Closed())
+                    await self.stream.send_all(memoryview(data)[sent:] if sent else data)
+            elif self._turn() == 0:
+                # Bound: one turn of the scheduler. Whoever only ever sends must let others run.
+                await trio.lowlevel.cancel_shielded_checkpoint()
+        except trio.BrokenResourceError:
+            # Hypercorn leaves the socket to the reader here, but a reader behind a peer that
+            # is merely silent, or behind a broken TLS layer, would never return.
+            self.transport.abort()
+            await self.protocol.handle(Closed())
+        except trio.ClosedResourceError:  # closed or lingering already, by our own hand
+            await self.protocol.handle(Closed())
+        finally:
+            self.send_lock.release()
+
+    def _turn(self) -> int:
+        self._turns = (self._turns + 1) % _SENDS_A_TURN
+        return self._turns
 
     async def _read_data(self) -> None:
         await super()._read_data()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import socket as stdlib_socket
 import struct
 import sys
@@ -99,6 +100,24 @@ class StallGuardedStream(trio.abc.HalfCloseableStream):
     def closed(self) -> bool:
         """Whether the socket is gone: closed, aborted or stalled."""
         return self.socket.fileno() == -1
+
+    def send_now(self, data: bytes) -> int:
+        """Hand to the kernel what it takes of *data* at once; returns how many bytes.
+
+        0 as well where there is a reason against it: :meth:`send_all` will say which. The rest
+        is for that in any case. No checkpoint.
+        """
+        lingering = self._linger_deadline is not None
+        if self._sending or lingering or self.socket.did_shutdown_SHUT_WR:
+            return 0
+        try:
+            # Python ignores SIGPIPE, so this is a send() without flags.
+            sent = os.write(self.socket.fileno(), data[: self._part_bytes])
+        except OSError:
+            return 0
+        self.bytes_sent += sent
+        self.last_progress = trio.current_time()
+        return sent
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of *data*, each pause bounded by the stall timeout.

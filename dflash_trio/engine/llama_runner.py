@@ -10,6 +10,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
 
 # llama_cpp before numpy: with some CUDA builds a model load crashes in the tokenizer's set-up when
@@ -42,6 +43,7 @@ from .model_runner import (
     ModelInfo,
     ModelLoadError,
 )
+from .pace import Pace
 
 _CACHE_TYPES: dict[CacheType, int] = {
     "f32": llama.GGML_TYPE_F32,
@@ -114,6 +116,7 @@ class LlamaRunner:
         # The outputs of the last batch, and the largest of each, once somebody asks.
         self._logits: Any = None
         self._likeliest: Any = None
+        self._pace = Pace()
         try:
             devices = find_devices(spec.devices)
             self._load_model(spec, devices, on_progress, stopped)
@@ -283,6 +286,7 @@ class LlamaRunner:
     ) -> DecodeOutcome:
         self._batch.fill(batch)
         self._logits = self._likeliest = None
+        begin = perf_counter()
         code = llama.llama_decode(self.context, self._batch.native)
         if code == 0:
             if self.launches_ahead:
@@ -290,6 +294,7 @@ class LlamaRunner:
             # On a GPU the step may still be under way. Reading its output would wait for it too,
             # but then neither the step's time nor a hang in it would show as the step's.
             llama.llama_synchronize(self.context)
+            self._pace.computed(len(self._batch), perf_counter() - begin)
             return DecodeOutcome.DONE
         if code == 1:
             return DecodeOutcome.NO_CELLS
@@ -349,12 +354,18 @@ class LlamaRunner:
         llama.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         self.rewind(target, length)
 
+    @property
+    def saving_costs(self) -> float:
+        return self._pace.saving_costs
+
     def save(self, seq_id: int) -> bytes:
+        begin = perf_counter()
         size = llama.llama_state_seq_get_size(self.context, seq_id)
         buffer = np.empty(size, dtype=np.uint8)  # not zeroed first: these are megabytes
         pointer = ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
         written = llama.llama_state_seq_get_data(self.context, pointer, size, seq_id)
         state: bytes = buffer[:written].tobytes()
+        self._pace.saved(perf_counter() - begin)
         return state
 
     def load(self, seq_id: int, state: bytes) -> None:

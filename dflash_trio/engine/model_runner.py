@@ -174,6 +174,12 @@ class ModelRunner(Protocol):
         or of another one for the same model in the same configuration."""
         ...
 
+    @property
+    def saving_costs(self) -> float:
+        """What :meth:`save` and :meth:`load` of a row cost: so many tokens of a prompt could be
+        computed in that time. 0 where it is not known yet."""
+        ...
+
     def load(self, seq_id: int, state: bytes) -> None:
         """Give a sequence, which must be empty, what another one had. The bytes must be as
         :meth:`save` gave them. Raises EngineError if they do not fit,

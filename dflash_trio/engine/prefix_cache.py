@@ -34,7 +34,10 @@ MOST_SAVED_BYTES = 1 << 30
 """Of the host's memory, for all that is saved. A token takes some ten kilobytes in a small model
 and some hundreds in a large one."""
 WORTH_SAVING = 64
-"""Tokens. Fewer are computed about as fast as they are copied out and in."""
+"""Tokens. Fewer are computed about as fast as they are copied out and in, wherever that is."""
+_CHANCES = 4.0
+"""One of so many saved rows is asked for again, at a guess: what saving spares must be worth that
+many times what it costs."""
 
 
 @frozen
@@ -121,10 +124,14 @@ class PrefixCache:
             row = self.take_row()
             self._runner.copy(source, row, length)
             return row, length
-        if self._empty and length < WORTH_SAVING <= lost:
-            return self.take_row(), 0  # not for so little
+        # With an empty row at hand it is a matter of price: what the row has beyond is to be saved,
+        # or computed once more if somebody asks for it.
+        worth = self._is_worth_saving(lost)
+        price = self._runner.saving_costs if worth else lost / _CHANCES
+        if self._empty and length < price:
+            return self.take_row(), 0
         tokens = self._forget_idle(source)
-        if len(tokens) - length >= WORTH_SAVING:
+        if worth:
             self._save(source, tokens)
         self._runner.rewind(source, length)
         self._running.add(source)
@@ -259,10 +266,16 @@ class PrefixCache:
         oldest = next(iter(self._idle))
         row = next(filter(self._is_beside_running, self._idle), oldest)
         tokens = self._forget_idle(row)
-        if len(tokens) >= WORTH_SAVING:
+        if self._is_worth_saving(len(tokens)):
             self._save(row, tokens)
         self._clear(row)
         return True
+
+    def _is_worth_saving(self, tokens: int) -> bool:
+        """Whether so many tokens, which somebody may ask for again or not, are better copied out
+        and in than computed."""
+        least = _CHANCES * self._runner.saving_costs if self._store is None else 0.0
+        return tokens >= max(WORTH_SAVING, least)
 
     def store_idle(self, deadline: float) -> None:
         """Store what is worth it in idle rows, the latest first, until ``deadline`` (of

@@ -150,6 +150,7 @@ class ScriptedRunner:
         before_decode: Callable[[Sequence[BatchSlice]], None] | None = None,
         chat_template: str | None = None,
         architecture: str = "scripted",
+        saving_costs: float = 0.0,
     ) -> None:
         """``window``: tokens that a row remembers for going back; ``None``: all. ``script`` forces
         tokens; ``before_decode`` runs in each step and may block or raise."""
@@ -173,6 +174,7 @@ class ScriptedRunner:
         self._before_decode = before_decode
         self.shares_cells = shares_cells
         self.launches_ahead = launches_ahead
+        self.saving_costs = saving_costs
         self._histories: list[list[int]] = [[] for _ in range(slots)]
         # Beside each history the checksum of each of its beginnings: a token costs the same
         # however long the sequence has become.

@@ -116,6 +116,14 @@ def test_what_was_given_up_for_others_is_had_back_in_the_same_run(
     assert cached(server.say(prompt("a" * 100 + "!", 5))[1]) == 100
 
 
+def test_what_is_to_outlive_the_process_is_saved_however_dear_that_is(folder: Path) -> None:
+    server = Server(folder, slots=1, saving_costs=1000.0)
+    server.say(prompt(HEAD, 5))
+    server.say(prompt("y" * 100, 5))
+    assert cached(server.say(prompt(HEAD + "more", 5))[1]) == len(HEAD)
+    server.stop()
+
+
 def test_rows_beyond_those_that_are_kept_are_on_disk(folder: Path) -> None:
     server = Server(folder, slots=3, prefixes=1)
     for letter in "abc":

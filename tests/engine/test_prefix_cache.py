@@ -36,11 +36,16 @@ class Engine:
         pool: int | None = None,
         max_ctx: int = 400,
         store: PrefixStore | None = None,
+        saving_costs: float = 0.0,
     ) -> None:
         pool = pool or slots * max_ctx
         self.ledger = KVLedger(slots=slots, pool=pool, max_ctx=max_ctx, decode_headroom=8)
         self.runner = ScriptedRunner(
-            slots=slots, cells=pool, shares_cells=shares_cells, window=window
+            slots=slots,
+            cells=pool,
+            shares_cells=shares_cells,
+            window=window,
+            saving_costs=saving_costs,
         )
         self.scheduler = Scheduler(
             self.runner, self.ledger, chunk=64, prefixes=prefixes, prompts=prompts, store=store
@@ -288,12 +293,28 @@ def test_a_saved_row_takes_its_cells_from_idle_ones() -> None:
     assert (text, cached(finished)) == (cold(again), 150)
 
 
-def test_a_short_common_beginning_does_not_cost_a_long_kept_one() -> None:
-    engine = Engine(slots=2, shares_cells=False)
+def test_a_short_common_beginning_does_not_cost_a_long_kept_one_where_saving_is_dear() -> None:
+    engine = Engine(slots=2, shares_cells=False, saving_costs=20.0)
     engine.say(prompt("<s>" + HEAD, 5))
-    engine.say(prompt("<s>something else", 5))
+    assert cached(engine.say(prompt("<s>something else", 5))[1]) == 0
     assert cached(engine.say(prompt("<s>" + HEAD + "more", 5))[1]) == len(HEAD) + 3
     assert engine.scheduler._cache.saved_bytes == 0
+
+
+def test_a_short_common_beginning_is_used_where_saving_the_rest_costs_less() -> None:
+    engine = Engine(slots=2, shares_cells=False, saving_costs=1.0)
+    engine.say(prompt("<s>" + HEAD, 5))
+    assert cached(engine.say(prompt("<s>something else", 5))[1]) == 3
+    assert cached(engine.say(prompt("<s>" + HEAD + "more", 5))[1]) == len(HEAD) + 3
+
+
+def test_what_is_computed_faster_than_saved_is_let_go() -> None:
+    # A row of 104 tokens, which one in four times is asked for again.
+    for costs, kept in ((27.0, 0), (26.0, len(HEAD))):
+        engine = Engine(slots=1, saving_costs=costs)
+        engine.say(prompt(HEAD, 5))
+        engine.say(prompt("y" * 100, 5))
+        assert cached(engine.say(prompt(HEAD + "more", 5))[1]) == kept
 
 
 def test_leaks_are_found() -> None:

@@ -1,0 +1,43 @@
+"""How fast a device computes prompts, and what copying a row out of it and back costs beside that.
+
+On a CPU a row is a plain copy, and the tokens in it took a hundred times as long to compute. On a
+GPU it is two transfers for each layer, in whose time a small model computes hundreds of tokens.
+Which of the two holds is measured, as it differs by model, device and row.
+"""
+
+from __future__ import annotations
+
+from attrs import define
+
+PROMPT_TOKENS = 16
+"""Of a step: with fewer it says nothing of how fast a prompt is."""
+_WEIGHT = 0.2
+"""Of the newest measurement in the moving averages."""
+_BACK_AND_FORTH = 2.0
+"""Loading is not measured apart; it is about what saving is."""
+
+
+@define
+class Pace:
+    """Moving averages of a runner's own times, in seconds."""
+
+    _token: float = 0.0
+    """A prompt's token in a step."""
+    _save: float = 0.0
+
+    @property
+    def saving_costs(self) -> float:
+        """Tokens that could be computed in the time of saving and loading a row; 0: not known."""
+        return _BACK_AND_FORTH * self._save / self._token if self._token else 0.0
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A step of ``tokens`` tokens is over."""
+        if tokens >= PROMPT_TOKENS:
+            self._token = _average(self._token, seconds / tokens)
+
+    def saved(self, seconds: float) -> None:
+        self._save = _average(self._save, seconds)
+
+
+def _average(before: float, seconds: float) -> float:
+    return before + _WEIGHT * (seconds - before) if before else seconds

@@ -96,3 +96,12 @@ class LlamaBatch:
         if place is None:
             raise EngineError(f"no logits for slice {output}")
         return place
+
+
+def batch_rows(slices: Sequence[BatchSlice]) -> list[int]:
+    """For each slice, its first token's row in the batch that :meth:`LlamaBatch.fill` makes."""
+    rows, at = [0] * len(slices), 0
+    for index in sorted(range(len(slices)), key=lambda i: slices[i].seq_id):
+        rows[index] = at
+        at += len(slices[index].tokens)
+    return rows

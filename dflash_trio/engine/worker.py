@@ -20,6 +20,9 @@ from attrs import frozen
 from ..generation.request import PreparedPrompt
 from ..generation.status import EngineStatistics
 from .admission import Hold, KVLedger
+from .drafting.controller import DraftController
+from .drafting.drafter import Drafter
+from .drafting.provider import DraftProvider
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
 from .prefix_store import PrefixStore
 from .scheduler import Delivery, Scheduler
@@ -43,6 +46,10 @@ class LoadedModel:
     """Whole prompts that are kept."""
     store: PrefixStore | None = None
     """Where what is kept outlives the process. The worker closes it."""
+    drafts: DraftProvider | None = None
+    """Who guesses what sequences say next. The worker closes it, before the runner."""
+    verify_limit: int = 0
+    """Tokens that a batch with guesses may have; the runner has room for an output of each."""
 
 
 Load = Callable[[Callable[[float], None], threading.Event], LoadedModel]
@@ -132,6 +139,7 @@ class EngineWorker:
         self._stop_loading = threading.Event()
         self._runner: ModelRunner | None = None
         self._store: PrefixStore | None = None
+        self._drafts: DraftProvider | None = None
         self._store_deadline: float | None = None
         self.statistics = EngineStatistics()
         """Published whole after each step; read from any thread."""
@@ -201,6 +209,11 @@ class EngineWorker:
 
     def _close_runner(self) -> None:
         try:
+            if self._drafts is not None:
+                self._drafts.close()
+        except Exception:
+            log.exception("the draft of %s could not be freed", self._name)
+        try:
             if self._runner is not None:
                 self._runner.close()
         except Exception:
@@ -216,6 +229,7 @@ class EngineWorker:
         model = self._load(self._report_progress, self._stop_loading)
         self._runner = runner = model.runner
         self._store = model.store
+        self._drafts = model.drafts
         with self._batch_lock:
             # Nobody's batch, but one that stop() may cut.
             runner.rearm()
@@ -235,6 +249,7 @@ class EngineWorker:
             prefixes=model.prefixes,
             prompts=model.prompts,
             store=model.store,
+            drafter=_drafter(model),
             on_batch=self._on_batch,
             on_launch=lambda: self._publish(scheduler),
         )
@@ -324,3 +339,14 @@ class EngineWorker:
 
     def _report_progress(self, fraction: float) -> None:
         self._deliver(LoadProgress(fraction))
+
+
+def _drafter(model: LoadedModel) -> Drafter | None:
+    if model.drafts is None:
+        return None
+    controller = DraftController(
+        model.drafts.longest,
+        verify_limit=model.verify_limit,
+        partitioned=not model.runner.shares_cells,
+    )
+    return Drafter(model.drafts, controller)

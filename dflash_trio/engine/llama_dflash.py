@@ -25,6 +25,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from attrs import define
 
+from .context_size import MOST_PENDING_BYTES, draft_batch
 from .drafting.provider import Wanted
 from .llama_batch import batch_rows
 from .llama_draft_abi import (
@@ -36,17 +37,10 @@ from .llama_draft_abi import (
 )
 from .llama_draft_context import DraftBatch, DraftContext, DraftSpec
 from .llama_features import PendingRows
-from .model_runner import BatchSlice, ModelLoadError
+from .model_runner import BatchSlice
 
-MOST_PENDING_BYTES = 128 * 2**20
-"""Of features that wait on the host, for all rows of a model."""
 DRAFTS_AWAY = 256
 """Steps without a guess, after which nobody is expected to ask for one soon."""
-LARGEST_BATCH = 256
-"""Tokens: of blocks that are decoded at once, and of an injection. Logits are made for all of them,
-and the memory for that is set aside."""
-SMALLEST_BATCH = 64
-"""Tokens of an injection, where fewer blocks than that are wanted."""
 
 
 @define
@@ -84,29 +78,19 @@ class DFlashProvider:
             raise
 
     def _make(self, target: Any, spec: DraftSpec) -> None:
-        context = self._context
+        context, file, slots = self._context, spec.file, spec.context.slots
         model = context.model
-        block_size = int(context.metadata("dflash.block_size") or 16)
-        markov = context.metadata("dflash.sample_from_anchor")
         self._candidates = selector_candidates(model)
-        is_dspark = spec.has_markov_head
-        self._from_anchor = is_dspark and markov in (None, "true")
-        self._kind = "dflash2" if self._candidates else "dspark" if is_dspark else "dflash"
-        most = block_size if self._from_anchor else block_size - 1
-        if most < 1:
-            raise ModelLoadError(f"the draft {spec.path} has blocks of one token: nothing to guess")
-        self._longest = min(spec.longest or most, most)
+        self._kind, self._longest = file.kind, file.longest
+        # Where a token is guessed at the last one's own place, none is skipped.
+        self._skipped = file.block - file.longest
         self._mask = int(llama.llama_vocab_mask(llama.llama_model_get_vocab(model)))
-        if self._mask < 0:
-            raise ModelLoadError(f"the draft {spec.path} names no mask token")
-        block = self._longest + (0 if self._from_anchor else 1)
-        capacity = min(max(spec.slots * block, SMALLEST_BATCH), LARGEST_BATCH)
+        capacity = draft_batch(slots, file.block)
         context.make_context(
-            spare=block,
             # llama.cpp wants room for an output of every row.
-            batch=max(capacity, spec.slots),
+            batch=max(capacity, slots),
             microbatch=capacity,
-            outputs=max(capacity, spec.slots),
+            outputs=max(capacity, slots),
             target=target,
         )
         llama.llama_set_causal_attn(
@@ -119,7 +103,7 @@ class DFlashProvider:
         values = self._inputs.row_values
         dimensions = llama.llama_model_rope_type(model) == llama.LLAMA_ROPE_TYPE_MROPE
         self._batch = DraftBatch(capacity, values, sections=4 if dimensions else 1)
-        self._rows = [_Row(PendingRows(values)) for _ in range(spec.slots)]
+        self._rows = [_Row(PendingRows(values)) for _ in range(slots)]
         self._steps_unasked = 0
         self._asked = False
 
@@ -149,7 +133,7 @@ class DFlashProvider:
         ready = [i for i in ready if self._rows[wanted[i].row].end == len(wanted[i].tokens) - 1]
         # One length for all: convolutions and corrections run over equal blocks.
         longest = min(self._longest, max((wanted[i].limit for i in ready), default=0))
-        block = longest + (0 if self._from_anchor else 1)
+        block = longest + self._skipped
         at_once = max(1, self._batch.capacity // block) if block else 1
         for begin in range(0, len(ready), at_once):
             some = ready[begin : begin + at_once]
@@ -172,14 +156,13 @@ class DFlashProvider:
         if not self._context.decode(batch.of_tokens(count)):
             self._forget_after(wanted)
             return [[] for _ in wanted]
-        skipped = 0 if self._from_anchor else 1
         if self._candidates:
             found = self._walk_lattice(count, block)
         else:
             logits = self._context.logits(count)
             # A block at a time: of a part of all rows numpy would make a copy first.
             found = [
-                logits[at + skipped : at + block].argmax(axis=1).tolist()
+                logits[at + self._skipped : at + block].argmax(axis=1).tolist()
                 for at in range(0, count, block)
             ]
         self._forget_after(wanted)

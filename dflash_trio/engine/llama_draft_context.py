@@ -18,7 +18,8 @@ import numpy as np
 from attrs import frozen
 
 from ..config import DevicePlacement, FlashAttention
-from .context_size import padded
+from .context_size import ContextSize
+from .draft_file import DraftFile
 from .llama_abi import llama_errors
 from .llama_model_params import ModelParams, find_devices
 from .model_runner import EngineError, LoadingStopped, ModelLoadError
@@ -32,26 +33,18 @@ _FLASH_ATTENTION: dict[FlashAttention, int] = {
 
 @frozen
 class DraftSpec:
-    """How to load one draft. Counts are tokens."""
+    """How to load one draft."""
 
-    path: str
+    file: DraftFile
     devices: tuple[DevicePlacement, ...]
     """One GPU, or the CPU."""
-    longest: int | None
-    """Tokens proposed in one go; ``None``: what the kind does by itself."""
-    slots: int
-    """The target's rows."""
-    max_ctx: int
-    """What one of them may hold."""
-    pool: int | None
-    """Cells that all of them share; ``None``: each has its own."""
+    context: ContextSize
+    """The draft's own."""
     chunk: int
     """Tokens of prompts that may be worked off in one go."""
     threads: int
     flash_attn: FlashAttention = "auto"
     mmap: bool = True
-    has_markov_head: bool = False
-    """A DSpark, as its tensors say."""
 
 
 class DraftContext:
@@ -87,8 +80,9 @@ class DraftContext:
             return not stopped.is_set()
 
         params.raw.progress_callback = progress
+        path = spec.file.path
         with llama_errors() as errors:
-            model = llama.llama_model_load_from_file(os.fsencode(spec.path), params.raw)
+            model = llama.llama_model_load_from_file(os.fsencode(path), params.raw)
         self.model = model or None
         try:
             if raised:
@@ -97,7 +91,7 @@ class DraftContext:
                 raise LoadingStopped
             if self.model is None:
                 reason = errors[-1] if errors else "llama.cpp gave no reason"
-                raise ModelLoadError(f"the draft {spec.path} cannot be loaded: {reason}")
+                raise ModelLoadError(f"the draft {path} cannot be loaded: {reason}")
         except BaseException:
             self.close()
             raise
@@ -108,26 +102,22 @@ class DraftContext:
     def make_context(
         self,
         *,
-        spare: int,
         batch: int,
         microbatch: int,
         outputs: int,
         target: Any = None,
     ) -> None:
-        """``spare``: cells that a row may need beyond the target's. ``batch``, ``microbatch`` and
-        ``outputs``: tokens. ``target``: a context whose model's tensors this one uses.
+        """``batch``, ``microbatch`` and ``outputs``: tokens. ``target``: a context whose model's
+        tensors this one uses.
 
         Raises ModelLoadError.
         """
         spec = self._spec
         params = llama.llama_context_default_params()
-        self.shares_cells = spec.pool is not None
-        if spec.pool is None:
-            params.n_ctx = spec.slots * padded(spec.max_ctx + spare)
-        else:
-            params.n_ctx = padded(spec.pool + spec.slots * spare)
+        self.shares_cells = not spec.context.partitioned
+        params.n_ctx = spec.context.cells
         params.kv_unified = self.shares_cells
-        params.n_seq_max = spec.slots
+        params.n_seq_max = spec.context.slots
         params.n_batch = batch
         params.n_ubatch = microbatch
         params.n_outputs_max = outputs
@@ -144,7 +134,7 @@ class DraftContext:
         if not self.native:
             self.native = None
             raise ModelLoadError(
-                f"no context of {params.n_ctx} KV cells can be made for the draft {spec.path}: "
+                f"no context of {params.n_ctx} KV cells can be made for {spec.file.path}: "
                 f"{errors[-1] if errors else 'probably out of memory'}; lower --max-ctx, "
                 "--max-concurrency or --kv-pool-tokens, or leave --draft out"
             )

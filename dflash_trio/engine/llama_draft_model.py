@@ -63,17 +63,15 @@ class DraftModelProvider:
             model = context.model
             if llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model):
                 raise ModelLoadError(
-                    f"the draft {spec.path} cannot take tokens back: it has a recurrent state"
+                    f"the draft {spec.file.path} cannot take tokens back: it has a recurrent state"
                 )
             if llama.llama_model_has_encoder(model) or not llama.llama_model_has_decoder(model):
-                raise ModelLoadError(f"the draft {spec.path} is an encoder model")
-            capacity = spec.chunk + spec.slots
-            self._longest = spec.longest or DEFAULT_LONGEST
+                raise ModelLoadError(f"the draft {spec.file.path} is an encoder model")
+            slots = spec.context.slots
+            capacity = spec.chunk + slots
+            self._longest = spec.file.longest
             context.make_context(
-                spare=self._longest,
-                batch=capacity,
-                microbatch=microbatch(spec.chunk, spec.slots),
-                outputs=spec.slots,
+                batch=capacity, microbatch=microbatch(spec.chunk, slots), outputs=slots
             )
         except BaseException:
             context.close()
@@ -81,7 +79,7 @@ class DraftModelProvider:
         # Either may have tokens behind the other's last one that nobody uses.
         self._vocabulary = min(vocabulary_size, context.vocabulary_size)
         self._batch = DraftBatch(capacity)
-        self._rows = [_Row() for _ in range(spec.slots)]
+        self._rows = [_Row() for _ in range(slots)]
 
     @property
     def kind(self) -> str:

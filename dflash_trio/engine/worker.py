@@ -22,6 +22,7 @@ from ..generation.status import EngineStatistics
 from .admission import Hold, KVLedger
 from .drafting.controller import DraftController
 from .drafting.drafter import Drafter
+from .drafting.lazy import LazyDraft
 from .drafting.provider import DraftProvider
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
 from .prefix_store import PrefixStore
@@ -287,7 +288,7 @@ class EngineWorker:
         False: stop.
         """
         # Nobody tells the thread that cells have come back, so it looks again after a while.
-        timeout = None if scheduler.idle else _BLOCKED_INTERVAL
+        timeout = self._rest() if scheduler.idle else _BLOCKED_INTERVAL
         block = scheduler.idle or self._blocked
         while True:
             try:
@@ -297,6 +298,8 @@ class EngineWorker:
             block = False
             match message:
                 case _Submit(generation_id, prepared, hold):
+                    if isinstance(self._drafts, LazyDraft):
+                        self._drafts.wake()
                     scheduler.add(Sequence(generation_id, prepared, hold))
                 case _Cancel(generation_id):
                     scheduler.cancel(generation_id)
@@ -306,6 +309,10 @@ class EngineWorker:
                     scheduler.finalize_all()
                 case _Stop():
                     return False
+
+    def _rest(self) -> float | None:
+        """Nothing runs. Seconds until the draft wants to be looked at; ``None``: for ever."""
+        return self._drafts.rest() if isinstance(self._drafts, LazyDraft) else None
 
     def _on_batch(self, generations: frozenset[int], tokens: int) -> None:
         with self._batch_lock:

@@ -17,8 +17,9 @@ LARGEST_DRAFT_BATCH = 256
 SMALLEST_DRAFT_BATCH = 64
 """What the target's layers had for a prompt goes into a draft by as many tokens."""
 
-MOST_PENDING_BYTES = 128 * 2**20
-"""Of what the target's layers had, while it waits on the host for its draft: all rows together."""
+MOST_PENDING_BYTES = 64 * 2**20
+"""Of what the target's layers had, while it waits on the host for its draft: all rows together.
+Their buffers may have twice of that."""
 
 
 @frozen

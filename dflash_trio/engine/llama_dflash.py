@@ -105,7 +105,6 @@ class DFlashProvider:
         self._batch = DraftBatch(capacity, values, sections=4 if dimensions else 1)
         self._rows = [_Row(PendingRows(values)) for _ in range(slots)]
         self._steps_unasked = 0
-        self._asked = False
 
     @property
     def kind(self) -> str:
@@ -118,7 +117,7 @@ class DFlashProvider:
     # -------------------------------------------------------------------------- proposing
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
-        self._steps_unasked, self._asked = 0, True
+        self._steps_unasked = 0
         guesses: list[list[int]] = [[] for _ in wanted]
         ready = [
             index
@@ -256,21 +255,25 @@ class DFlashProvider:
         self._inputs.copy_rows(begin, state.pending.extend(position, count))
         state.known = position + count
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of features on the host."""
+        return sum(state.pending.size_bytes for state in self._rows)
+
     def _keep_within_bounds(self) -> None:
-        """Let no more than MOST_PENDING_BYTES wait: they are injected while drafts are asked for,
-        or while that is not known yet; otherwise the row with the most loses its older half, and
-        with it what came before."""
-        while sum(state.pending.size_bytes for state in self._rows) > MOST_PENDING_BYTES:
+        """Let no more than MOST_PENDING_BYTES wait: they are injected while drafts are asked for
+        now and then; otherwise the row with the most loses its older half, and with it what came
+        before."""
+        while self.waiting_bytes > MOST_PENDING_BYTES:
             row = max(range(len(self._rows)), key=lambda r: self._rows[r].pending.size_bytes)
             pending = self._rows[row].pending
-            if not self._asked or self._steps_unasked < DRAFTS_AWAY:
+            if self._steps_unasked < DRAFTS_AWAY:
                 self._inject([r for r, state in enumerate(self._rows) if state.pending.count])
                 return
             known = self._rows[row].known
             half = pending.count - pending.count // 2
             self._clear_cache(row)
             pending.drop_first(half)
-            pending.shrink()
             self._rows[row].known = known if pending.count else 0
 
     def rewind(self, row: int, length: int) -> None:

@@ -13,7 +13,6 @@ import llama_cpp.llama_cpp  # noqa: F401
 import numpy as np
 
 FIRST_CAPACITY = 16
-KEPT_CAPACITY = 256
 """Tokens. A larger buffer, as a prompt leaves it, is given back once it is empty."""
 
 
@@ -37,8 +36,8 @@ class PendingRows:
 
     @property
     def size_bytes(self) -> int:
-        """Of the buffer, used or not."""
-        return int(self._buffer.nbytes)
+        """Of what waits. The buffer has at most twice of that, or its first size."""
+        return 4 * self.count * self._values
 
     @property
     def features(self) -> Any:
@@ -53,9 +52,7 @@ class PendingRows:
         last = self._first + self.count + count
         if last > len(self._buffer):
             kept = self.features
-            capacity = max(FIRST_CAPACITY, 2 * len(self._buffer), self.count + count)
-            if self.count + count <= len(self._buffer) // 2:
-                capacity = len(self._buffer)  # enough, once what is gone has made room
+            capacity = max(FIRST_CAPACITY, 2 * (self.count + count))
             buffer = np.empty((capacity, self._values), dtype=np.float32)
             buffer[: self.count] = kept
             self._buffer, self._first = buffer, 0
@@ -76,11 +73,7 @@ class PendingRows:
         if not self.count:
             self._release()
 
-    def shrink(self) -> None:
-        """Give back what of the buffer is not used."""
-        self._buffer, self._first = self.features.copy(), 0
-
     def _release(self) -> None:
         self._first = 0
-        if len(self._buffer) > KEPT_CAPACITY:
+        if len(self._buffer) > FIRST_CAPACITY:
             self._buffer = np.empty((0, self._values), dtype=np.float32)

@@ -208,7 +208,7 @@ def draft_demand(model: ModelConfig, file: ModelFile, draft: DraftFile, *, gpus:
     target = demand_of(model, file, gpus=gpus)
     slots = model.max_concurrency
     batch = draft_batch(slots, draft.block) if draft.is_block_draft else target.microbatch
-    waiting = MOST_PENDING_BYTES if draft.is_block_draft else 0
+    waiting = 2 * MOST_PENDING_BYTES if draft.is_block_draft else 0
     return Demand(
         shape=draft.shape,
         context=draft_context(target.context, draft.spare),

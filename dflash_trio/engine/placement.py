@@ -103,7 +103,7 @@ def place_models(
         for i, (model, file, draft) in enumerate(zip(models, files, drafts, strict=True)):
             if bool(_written(model)) is not automatic:
                 devices = _written(model) or _chosen(model, file, draft, plan)
-                placed[i], plan = _place(model, file, devices, gpus, plan)
+                placed[i], plan = _place(model, file, draft, devices, gpus, plan)
                 if draft is not None:
                     placed[i], plan = _place_draft(model, file, draft, placed[i], gpus, plan)
     return [placed[i] for i in range(len(models))]
@@ -125,7 +125,7 @@ def _named(model: ModelConfig) -> tuple[DevicePlacement, ...]:
 def _chosen(
     model: ModelConfig, file: ModelFile, draft: DraftFile | None, plan: Plan
 ) -> tuple[DevicePlacement, ...]:
-    need = estimate(demand_of(model, file, gpus=1)).gpus[0]
+    need = estimate(demand_of(model, file, draft, gpus=1)).gpus[0]
     if draft is not None and model.draft_device is None:
         theirs = estimate(draft_demand(model, file, draft, gpus=1)).gpus[0]
         need = Need(
@@ -142,6 +142,7 @@ def _chosen(
 def _place(
     model: ModelConfig,
     file: ModelFile,
+    draft: DraftFile | None,
     devices: tuple[DevicePlacement, ...],
     gpus: Sequence[BackendDevice],
     plan: Plan,
@@ -156,7 +157,7 @@ def _place(
             f"{label}: --gpu-layers {model.gpu_layers} needs a GPU, and this block "
             "is placed on the CPU: leave it out, or see --list-devices"
         )
-    needs = estimate(demand_of(model, file, gpus=0 if on_cpu else len(devices)))
+    needs = estimate(demand_of(model, file, draft, gpus=0 if on_cpu else len(devices)))
     before = plan
     try:
         plan = plan.taking([] if on_cpu else [str(device) for device in devices], needs)
@@ -164,7 +165,7 @@ def _place(
         raise PlacementError(f"{label}: {model.path} {error}: {_remedy(model, on_cpu)}") from error
     warnings = [f"{model.path} {line}" for line in plan.warnings[len(before.warnings) :]]
     if on_cpu and gpus and not _written(model):
-        need = estimate(demand_of(model, file, gpus=1)).gpus[0]
+        need = estimate(demand_of(model, file, draft, gpus=1)).gpus[0]
         warnings.append(f"no GPU has {need.shown()} free: {model.path} goes to the CPU")
     return Placed(devices, needs, tuple(warnings)), plan
 
@@ -205,7 +206,7 @@ def _place_draft(
 
 def draft_demand(model: ModelConfig, file: ModelFile, draft: DraftFile, *, gpus: int) -> Demand:
     """A block's draft as the estimate wants it, on that many GPUs (one or none)."""
-    target = demand_of(model, file, gpus=gpus)
+    target = demand_of(model, file, draft, gpus=gpus)
     slots = model.max_concurrency
     batch = draft_batch(slots, draft.block) if draft.is_block_draft else target.microbatch
     waiting = 2 * MOST_PENDING_BYTES if draft.is_block_draft else 0
@@ -226,12 +227,14 @@ def draft_demand(model: ModelConfig, file: ModelFile, draft: DraftFile, *, gpus:
     )
 
 
-def demand_of(model: ModelConfig, file: ModelFile, *, gpus: int) -> Demand:
+def demand_of(
+    model: ModelConfig, file: ModelFile, draft: DraftFile | None = None, *, gpus: int
+) -> Demand:
     """A block as the estimate wants it, on that many GPUs."""
     slots = model.max_concurrency
     outputs = slots
     if model.draft is not None:
-        longest = model.draft_max or DEFAULT_LONGEST
+        longest = draft.longest if draft is not None else model.draft_max or DEFAULT_LONGEST
         outputs = verify_tokens(slots, longest, on_cpu=not gpus)
     return Demand(
         shape=file.shape,

@@ -254,6 +254,7 @@ class EngineWorker:
             on_batch=self._on_batch,
             on_launch=lambda: self._publish(scheduler),
         )
+        self.statistics = scheduler.statistics()
         self._deliver(Ready(runner.info, runner.vocabulary, model.ledger, model.warnings))
         try:
             while self._take_inbox(scheduler):

@@ -100,6 +100,30 @@ class DraftStatus:
     kind: str | None = None
     acceptance: float | None = None
     """The share of drafted tokens that were accepted, 0 to 1; ``None`` before the first."""
+    committed_per_step: float | None = None
+    """Tokens that a sequence got out of a step with guesses, on average: those that were accepted,
+    and one more. ``None`` before the first."""
+    proposed: int | None = None
+    accepted: int | None = None
+    """Drafted tokens that were verified, and those of them that came."""
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
+    """Time that went into guessing, and of the steps that verified."""
+
+    @classmethod
+    def of(cls, drafts: DraftStatistics | None) -> DraftStatus:
+        """``None``: there is no draft."""
+        if drafts is None:
+            return cls()
+        return cls(
+            kind=drafts.kind,
+            acceptance=drafts.acceptance,
+            committed_per_step=drafts.committed_per_run,
+            proposed=drafts.proposed,
+            accepted=drafts.accepted,
+            draft_seconds=drafts.draft_seconds,
+            verify_seconds=drafts.verify_seconds,
+        )
 
 
 @frozen

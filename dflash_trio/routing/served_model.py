@@ -330,6 +330,7 @@ class ServedModel:
         """A snapshot. ``phases``: of this model's reservations."""
         in_flight = dict.fromkeys(("reserved", "prefill", "decode", "draining"), 0)
         in_flight.update(Counter(phases))
+        engine = self.client.statistics
         return ModelStatus(
             name=self.name,
             aliases=self.config.aliases,
@@ -346,9 +347,9 @@ class ServedModel:
             trained_ctx=self.info.trained_ctx,
             vocab_size=self.info.vocab_size,
             ledger=self.ledger.statistics(),
-            engine=self.client.statistics,
+            engine=engine,
             in_flight=in_flight,
-            draft=DraftStatus(),
+            draft=DraftStatus.of(engine.drafts),
             healthy=self.healthy,
             unhealthy_reason=self.client.unhealthy_reason,
             drains=self.config.sigterm_policy == "drain",

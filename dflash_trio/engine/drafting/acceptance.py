@@ -43,12 +43,12 @@ class Acceptance:
 
     def chances(self, places: int) -> list[float]:
         """Of the first ``places`` guesses. A place where little was seen is taken to be as good as
-        the one before it: runs that go well go on well."""
-        weight, chance, found = self._weight, UNKNOWN, []
-        for place in range(places):
-            chance = (self._right[place] + weight * chance) / (self._judged[place] + weight)
-            found.append(chance)
-        return found
+        all of them together."""
+        weight, judged, right = self._weight, self._judged, self._right
+        chance = (sum(right) + UNKNOWN) / (sum(judged) + 1.0)
+        return [
+            (right[place] + weight * chance) / (judged[place] + weight) for place in range(places)
+        ]
 
     def reach(self, expected: Sequence[float]) -> list[float]:
         """Chances that guess 1, 2, ... comes, which takes all those before it. ``expected``: the

@@ -32,8 +32,10 @@ MOST_SAVED, MOST_OWED = 32, 4
 """Plain steps that the account holds, and that it may be overdrawn by."""
 FIRST_PAUSE, LONGEST_PAUSE = 4, 32
 """Steps between tries that fail."""
-REFERENCE = 128
+FIRST_REFERENCE, LAST_REFERENCE = 8, 128
 """Steps with guesses after which a plain one is due, to see what it takes now."""
+PLAIN_FIRST = 3
+"""Plain steps of so many sequences before the first guess."""
 CHEAP = 0.01
 """A share of a plain step. Guessing that costs less is always worth a look at the guesses."""
 ENOUGH_EVIDENCE = 1.5
@@ -52,7 +54,7 @@ class DraftController:
         self._step_costs = CostTable()
         # Of guessing, by the tokens asked for; by the octave of the number of sequences.
         self._draft_costs: dict[int, CostTable] = {}
-        self._acceptance = Acceptance(longest, fading=0.97, weight=1.0)
+        self._acceptance = Acceptance(longest, fading=0.97, weight=3.0)
         self._supply = 1.0
         """The share of sequences that a guess is known for when asked."""
         self._account = 0.0
@@ -62,6 +64,7 @@ class DraftController:
         self._on = False
         self._trying = False
         self._since_plain = 0
+        self._reference = FIRST_REFERENCE
 
     def new_acceptance(self) -> Acceptance:
         """For a sequence that begins."""
@@ -76,7 +79,7 @@ class DraftController:
         count = len(sequences)
         self._trying = False
         room = self._limit - count
-        if room < 1 or not self._step_costs.knows(count) or self._since_plain >= REFERENCE:
+        if room < 1 or self._since_plain >= self._reference or not self._knows_plain(count):
             return 0
         if self._asking_is_cheap(count):
             return min(self._longest, room)
@@ -100,7 +103,7 @@ class DraftController:
             # It was decided on before. Less may be worth it, now that it is known who has any.
             if self._trying or min(lengths) == longest:
                 return longest
-            best, gain = self._best(sequences, counts, lengths, cost_of_asking=0.0)
+            best, gain = self._best(sequences, counts, lengths)
             return best if gain > 1.0 else 0
         if self._wait and not self._on:
             self._wait -= 1
@@ -113,8 +116,7 @@ class DraftController:
         """``counts``: sequences that have a first guess, a second, ... ``lengths``: the guesses of
         each, where they are known."""
         count = len(sequences)
-        asking = self._draft_cost(count, len(counts)) if lengths is None else 0.0
-        best, gain = self._best(sequences, counts, lengths, cost_of_asking=asking)
+        best, gain = self._best(sequences, counts, lengths)
         enough = GAIN_TO_GO_ON if self._on else GAIN_TO_BEGIN
         pays = gain > enough
         solvent = self._account > -MOST_OWED * self._step_costs.estimate(count)
@@ -122,22 +124,20 @@ class DraftController:
             self._on = True
             return best
         self._on = False
-        worst = asking + self._step_cost(count, counts[:best]) - self._step_costs.estimate(count)
-        if pays and self._free:
-            self._free -= 1
-        elif self._account < worst or not best:
+        # One guess each tells whether more are worth it, for the least.
+        asking = self._draft_cost(count, 1) if lengths is None else 0.0
+        worst = asking + self._step_cost(count, counts[:1]) - self._step_costs.estimate(count)
+        if not best or (not self._free and self._account < worst):
             self._wait = FIRST_PAUSE
             return 0
         self._trying = True
-        return best
+        return 1
 
     def _best(
         self,
         sequences: Sequence[Acceptance],
         counts: Sequence[int],
         lengths: Sequence[int] | None,
-        *,
-        cost_of_asking: float,
     ) -> tuple[int, float]:
         """The best number of guesses, one or more (0: the batch has no room), and how many times as
         fast as none at all it is expected to be."""
@@ -149,7 +149,7 @@ class DraftController:
             longest = len(counts) if lengths is None else lengths[place]
             for at in range(longest):
                 reached[at] += chances[at]
-        supplied = counts[0] / count if lengths is None else 1.0
+        supply = self._supply if lengths is None else 1.0
         plain = self._step_costs.estimate(count)
         most = min(self._limit, max(2 * self._step_costs.largest, count + 1))
         best, gain, committed, size = 0, 0.0, float(count), count
@@ -159,8 +159,13 @@ class DraftController:
                 break
             if size > self._limit:
                 break
-            committed += supplied * more
-            seconds = cost_of_asking + self._step_cost(count, counts[: at + 1])
+            committed += supply * more
+            seconds = self._step_cost(count, counts[: at + 1])
+            if lengths is None:
+                if counts[0] == count:
+                    # Sometimes there is nothing to verify all the same.
+                    seconds = supply * seconds + (1 - supply) * plain
+                seconds += self._draft_cost(count, at + 1)
             faster = committed / count * plain / seconds if seconds else 0.0
             if faster > gain:
                 best, gain = at + 1, faster
@@ -183,18 +188,20 @@ class DraftController:
                 equal = more
         return passes
 
+    def _knows_plain(self, count: int) -> bool:
+        """What a step without guesses takes: measured a few times, or between others."""
+        times = self._step_costs.times(count)
+        return times >= PLAIN_FIRST or (not times and self._step_costs.knows(count))
+
     def _draft_cost(self, count: int, tokens: int) -> float:
-        """Seconds that asking takes beyond not asking."""
+        """Seconds that asking for so many takes."""
         table = self._draft_table(count)
-        if table is None:
-            return 0.0
-        return max(0.0, table.estimate(tokens) - table.estimate(0))
+        return 0.0 if table is None else table.estimate(tokens)
 
     def _draft_table(self, count: int) -> CostTable | None:
         """What asking for so many sequences takes, or for fewer: better too little than never to
         try. ``None``: nobody was asked yet."""
-        octaves = [o for o, table in self._draft_costs.items() if table.largest]
-        known = [octave for octave in octaves if octave <= count.bit_length()]
+        known = [octave for octave in self._draft_costs if octave <= count.bit_length()]
         return self._draft_costs[max(known)] if known else None
 
     def _asking_is_cheap(self, count: int) -> bool:
@@ -217,9 +224,11 @@ class DraftController:
     ) -> None:
         """What became of a step without prompts. ``lengths``: tokens of each sequence in the batch;
         ``judged``: of each with guesses, how many had their turn and how many were right;
-        ``asked``: guesses asked for."""
+        ``asked``: guesses asked for; ``draft_seconds``: until they were there."""
         count = len(lengths)
-        self._draft_costs.setdefault(count.bit_length(), CostTable()).observe(asked, draft_seconds)
+        if asked:
+            table = self._draft_costs.setdefault(count.bit_length(), CostTable())
+            table.observe(asked, draft_seconds)
         self._account += ALLOWANCE * step_seconds
         plain = self._step_costs.estimate(count)
         if judged:
@@ -230,15 +239,21 @@ class DraftController:
                 sequence.fade()
                 sequence.add(turns, right)
         else:
+            if self._since_plain >= self._reference:
+                self._reference = min(2 * self._reference, LAST_REFERENCE)
             self._since_plain = 0
         self._learn_step(lengths, step_seconds)
-        spent = draft_seconds if asked else 0.0
+        spent = draft_seconds
         if judged:
             spent += step_seconds
             gained = committed / count * plain - spent
         else:
             gained = -spent
-        self._account += gained
+        if self._trying and self._free:
+            self._free -= 1
+            self._account += max(0.0, gained)
+        else:
+            self._account += gained
         if self._trying:
             self._judge_try(won=gained > 0)
         most = MOST_SAVED * plain

@@ -34,7 +34,7 @@ class Drafter:
         self._controller = controller
         self._clock = clock
         self._began = 0.0
-        # Seconds that went into this step's guesses, those that it does without included.
+        # Of the step under way: seconds of guessing, and guesses asked for of each sequence.
         self._drafting = 0.0
         self._asked = 0
         self._steps = self._runs = self._proposed = self._accepted = 0
@@ -84,9 +84,9 @@ class Drafter:
         ended = self._clock()
         self.provider.observe(batch, kept)
         step_seconds = ended - self._began
-        draft_seconds = self._drafting + self._clock() - ended
-        asked, self._asked, self._drafting = self._asked, 0, 0.0
-        self._draft_seconds += draft_seconds
+        asked, draft_seconds = self._asked, self._drafting
+        self._asked, self._drafting = 0, 0.0
+        self._draft_seconds += draft_seconds + self._clock() - ended
         if any(len(item.tokens) != item.outputs for item in batch):
             return  # what a prompt's step takes tells nothing of guesses, and it had none
         judged = []

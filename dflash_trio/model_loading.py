@@ -115,6 +115,7 @@ def load_llama(
         prompts=model.prefill_cache_slots,
         store=store,
         drafts=drafts,
+        draft_device=None if place.draft is None else str(place.draft.device),
         verify_limit=verified,
     )
 

@@ -240,7 +240,7 @@ class DFlashProvider:
     def observe(self, batch: Sequence[BatchSlice], kept: Sequence[int]) -> None:
         assert self._inputs is not None
         self._steps_unasked += 1
-        self._inputs.read(sum(len(item.tokens) for item in batch))
+        self._inputs.read()
         for item, count, begin in zip(batch, kept, batch_rows(batch), strict=True):
             if count:
                 self._append(item.seq_id, item.position, begin, count)

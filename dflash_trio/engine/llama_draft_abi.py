@@ -17,6 +17,7 @@ import numpy as np
 from .llama_abi import bind_quick
 from .model_runner import EngineError
 
+MOST_ARRAYS = 1024
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 
 
@@ -42,6 +43,10 @@ class LayerInputs:
         self._context = context
         self._layers = tuple(layers)
         self._width = int(llama.llama_model_n_embd(llama.llama_get_model(context)))
+        # The values of a whole batch, by address: there are a few, since llama.cpp moves them with
+        # the number of outputs, and making an array costs more than copying a row.
+        self._most = int(llama.llama_n_batch(context))
+        self._arrays: dict[int, Any] = {}
         self._views: list[Any] = []
         for layer in self._layers:
             self._set(context, layer, True)
@@ -51,17 +56,23 @@ class LayerInputs:
         """float32 values for one token: of all layers."""
         return len(self._layers) * self._width
 
-    def read(self, tokens: int) -> None:
-        """Take the values of a batch of so many tokens, for :meth:`copy_rows`: after the step was
-        waited for, and before the next one."""
-        size = tokens * self._width
-        self._views = []
-        for layer in self._layers:
-            address = self._get(self._context, layer)
-            if not address:
-                raise EngineError(f"llama.cpp kept no inputs of layer {layer}")
-            values = (ctypes.c_float * size).from_address(address)
-            self._views.append(np.ctypeslib.as_array(values).reshape(tokens, self._width))
+    def read(self) -> None:
+        """Find the values of the last batch, for :meth:`copy_rows`: after the step was waited for,
+        and before the next one."""
+        self._views = [self._array(self._get(self._context, layer)) for layer in self._layers]
+
+    def _array(self, address: int | None) -> Any:
+        """float32[tokens, width]"""
+        if not address:
+            raise EngineError("llama.cpp kept no inputs of a layer")
+        array = self._arrays.get(address)
+        if array is None:
+            values = (ctypes.c_float * (self._most * self._width)).from_address(address)
+            array = np.ctypeslib.as_array(values).reshape(self._most, self._width)
+            if len(self._arrays) >= MOST_ARRAYS:
+                self._arrays.clear()
+            self._arrays[address] = array
+        return array
 
     def copy_rows(self, begin: int, into: Any) -> None:
         """Fill float32[tokens, row_values] with those of the batch's tokens from ``begin`` on."""

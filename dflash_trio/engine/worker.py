@@ -49,6 +49,8 @@ class LoadedModel:
     """Where what is kept outlives the process. The worker closes it."""
     drafts: DraftProvider | None = None
     """Who guesses what sequences say next. The worker closes it, before the runner."""
+    draft_device: str | None = None
+    """Where that computes; ``None``: on no device of its own."""
     verify_limit: int = 0
     """Tokens that a batch with guesses may have; the runner has room for an output of each."""
 
@@ -75,6 +77,7 @@ class Ready:
     vocabulary: Vocabulary
     ledger: KVLedger
     warnings: tuple[str, ...]
+    draft_device: str | None = None
 
 
 @frozen
@@ -255,7 +258,12 @@ class EngineWorker:
             on_launch=lambda: self._publish(scheduler),
         )
         self.statistics = scheduler.statistics()
-        self._deliver(Ready(runner.info, runner.vocabulary, model.ledger, model.warnings))
+        self._deliver(
+            Ready(
+                *(runner.info, runner.vocabulary, model.ledger, model.warnings),
+                draft_device=model.draft_device,
+            )
+        )
         try:
             while self._take_inbox(scheduler):
                 # Who was cancelled is retired already: somebody may wait for that place, and

@@ -44,7 +44,9 @@ async def test_a_model_loads_with_its_draft_and_answers(
         body = {"prompt": "word", "max_tokens": 20, "ignore_eos": True}
         answer = await request(server.port, "POST", "/v1/completions", body)
         assert answer.json()["usage"]["completion_tokens"] == 20
-        await server.until_idle()
+        (model,) = (await server.until_idle())["models"]
+        assert model["draft"]["kind"] == "dflash"
+        assert model["placement"]["draft_device"] == "cpu:0"
         server.signal()
         assert await server.exit_code() == 0
     assert "Traceback" not in server.log

@@ -336,7 +336,7 @@ def test_layer_inputs_are_those_of_each_token_of_the_batch(
     inputs = LayerInputs(runner.context, (0, 2))
     batch = [BatchSlice(2, 0, (900, 901), 1), BatchSlice(0, 0, (700, 701, 702), 0)]
     assert runner.decode(batch) is DecodeOutcome.DONE
-    inputs.read(5)
+    inputs.read()
     found = np.empty((3, inputs.row_values), dtype=np.float32)
     inputs.copy_rows(0, found)
     later = np.empty((2, inputs.row_values), dtype=np.float32)
@@ -482,7 +482,7 @@ def tensors_of(path: Path) -> dict[str, Any]:
 def layer_inputs(runner: LlamaRunner, tokens: Sequence[int], layers: Sequence[int]) -> Any:
     inputs = LayerInputs(runner.context, layers)
     assert runner.decode([BatchSlice(0, 0, tuple(tokens), 0)]) is DecodeOutcome.DONE
-    inputs.read(len(tokens))
+    inputs.read()
     found = np.empty((len(tokens), inputs.row_values), dtype=np.float32)
     inputs.copy_rows(0, found)
     runner.rewind(0, 0)

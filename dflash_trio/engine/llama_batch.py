@@ -65,7 +65,7 @@ class LlamaBatch:
             outputs += item.outputs
         self._rows = [0] * outputs
         self._places = [0] * outputs
-        for index in sorted(range(len(slices)), key=lambda i: slices[i].seq_id):
+        for index in batch_order(slices):
             item = slices[index]
             if not item.tokens:
                 raise EngineError("an empty slice")
@@ -117,3 +117,17 @@ class LlamaBatch:
         if not 0 <= output < len(self._places):
             raise EngineError(f"no logits for output {output}")
         return self._places[output]
+
+
+def batch_order(slices: Sequence[BatchSlice]) -> list[int]:
+    """The slices' indexes in the order in which their tokens lie in a batch."""
+    return sorted(range(len(slices)), key=lambda index: slices[index].seq_id)
+
+
+def batch_rows(slices: Sequence[BatchSlice]) -> list[int]:
+    """For each slice, its first token's row in a batch."""
+    rows, at = [0] * len(slices), 0
+    for index in batch_order(slices):
+        rows[index] = at
+        at += len(slices[index].tokens)
+    return rows

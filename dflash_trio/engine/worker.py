@@ -22,6 +22,7 @@ from ..generation.status import EngineStatistics
 from .admission import Hold, KVLedger
 from .drafting.controller import DraftController
 from .drafting.drafter import Drafter
+from .drafting.lazy import LazyDraft
 from .drafting.provider import DraftProvider
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
 from .prefix_store import PrefixStore
@@ -48,6 +49,8 @@ class LoadedModel:
     """Where what is kept outlives the process. The worker closes it."""
     drafts: DraftProvider | None = None
     """Who guesses what sequences say next. The worker closes it, before the runner."""
+    draft_device: str | None = None
+    """Where that computes; ``None``: on no device of its own."""
     verify_limit: int = 0
     """Tokens that a batch with guesses may have; the runner has room for an output of each."""
 
@@ -74,6 +77,7 @@ class Ready:
     vocabulary: Vocabulary
     ledger: KVLedger
     warnings: tuple[str, ...]
+    draft_device: str | None = None
 
 
 @frozen
@@ -254,7 +258,12 @@ class EngineWorker:
             on_launch=lambda: self._publish(scheduler),
         )
         self.statistics = scheduler.statistics()
-        self._deliver(Ready(runner.info, runner.vocabulary, model.ledger, model.warnings))
+        self._deliver(
+            Ready(
+                *(runner.info, runner.vocabulary, model.ledger, model.warnings),
+                draft_device=model.draft_device,
+            )
+        )
         try:
             while self._take_inbox(scheduler):
                 # Who was cancelled is retired already: somebody may wait for that place, and
@@ -288,7 +297,7 @@ class EngineWorker:
         False: stop.
         """
         # Nobody tells the thread that cells have come back, so it looks again after a while.
-        timeout = None if scheduler.idle else _BLOCKED_INTERVAL
+        timeout = self._rest() if scheduler.idle else _BLOCKED_INTERVAL
         block = scheduler.idle or self._blocked
         while True:
             try:
@@ -298,6 +307,8 @@ class EngineWorker:
             block = False
             match message:
                 case _Submit(generation_id, prepared, hold):
+                    if isinstance(self._drafts, LazyDraft):
+                        self._drafts.wake()
                     scheduler.add(Sequence(generation_id, prepared, hold))
                 case _Cancel(generation_id):
                     scheduler.cancel(generation_id)
@@ -307,6 +318,10 @@ class EngineWorker:
                     scheduler.finalize_all()
                 case _Stop():
                     return False
+
+    def _rest(self) -> float | None:
+        """Nothing runs. Seconds until the draft wants to be looked at; ``None``: for ever."""
+        return self._drafts.rest() if isinstance(self._drafts, LazyDraft) else None
 
     def _on_batch(self, generations: frozenset[int], tokens: int) -> None:
         with self._batch_lock:

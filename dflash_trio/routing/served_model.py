@@ -330,7 +330,7 @@ class ServedModel:
         """A snapshot. ``phases``: of this model's reservations."""
         in_flight = dict.fromkeys(("reserved", "prefill", "decode", "draining"), 0)
         in_flight.update(Counter(phases))
-        engine = self.client.statistics
+        engine, ready = self.client.statistics, self.client.ready
         return ModelStatus(
             name=self.name,
             aliases=self.config.aliases,
@@ -338,7 +338,7 @@ class ServedModel:
             architecture=self.info.architecture,
             placement=PlacementStatus(
                 target_device=self.info.device,
-                draft_device=None,
+                draft_device=ready.draft_device if ready is not None else None,
                 threads=self.info.threads,
                 gpu_layers=self.info.gpu_layers,
             ),

@@ -22,6 +22,10 @@ class RowMirror:
         self.can_rewind = rows.can_rewind
         self.sequence_length = rows.sequence_length
 
+    @property
+    def saving_costs(self) -> float:
+        return self._rows.saving_costs
+
     def copy(self, source: int, target: int, length: int) -> None:
         self._rows.copy(source, target, length)
         self._provider.copy(source, target, length)

@@ -35,8 +35,8 @@ class CostTable:
 
     Through all sizes that were measured lies a line, which a single measurement can move a little
     only; what is above or below it at a size is believed as it is measured again and again. So
-    what takes longer for a reason is found, and what was slow once, or while the machine was busy, is
-    not avoided for ever.
+    what takes longer for a reason is found, and what was slow once, or while the machine was busy,
+    is not avoided for ever.
 
     The first step of a new shape also builds graphs and pages in memory: of the first two
     measurements of a size the smaller counts, and a first one for no more than in proportion to

@@ -14,13 +14,17 @@ _MOST_WEIGHT = 8
 """Of a size's measurements in the line, however many there were."""
 _DOUBT = 2
 """Measurements that the line counts as, against those of a size."""
-_OUTLIER = 3.0
+_FADING = 0.98
+"""Of what a size's measurements weigh beyond a single one, with each measurement of any size."""
+_OUTLIER = 2.0
 """A measurement counts as no more than this many times what was known."""
 
 
 @define(eq=False)
 class _Cost:
     seconds: float
+    latest: int
+    """When it was last measured, in measurements of all sizes."""
     times: int = 1
     residual: float = 0.0
     """Above the line, as far as that is believed."""
@@ -31,7 +35,8 @@ class CostTable:
 
     Through all sizes that were measured lies a line, which a single measurement can move a little
     only; what is above or below it at a size is believed as it is measured again and again. So
-    what takes longer for a reason is found, and what was slow once is not avoided for ever.
+    what takes longer for a reason is found, and what was slow once, or while the machine was busy,
+    is not avoided for ever.
 
     The first step of a new shape also builds graphs and pages in memory: of the first two
     measurements of a size the smaller counts, and a first one for no more than in proportion to
@@ -42,6 +47,7 @@ class CostTable:
         self._costs: dict[int, _Cost] = {}
         # In order.
         self._sizes: list[int] = []
+        self._now = 0
         # The line: seconds at size 0, and for each more.
         self._base = self._slope = 0.0
 
@@ -59,15 +65,17 @@ class CostTable:
         """A step of ``size`` took that long."""
         size = _rounded(size)
         cost = self._costs.get(size)
+        self._now += 1
         if cost is None:
             at = bisect_left(self._sizes, size)
             if at:
                 below = self._sizes[at - 1]
                 seconds = min(seconds, self._costs[below].seconds * size / below)
             self._sizes.insert(at, size)
-            self._costs[size] = _Cost(seconds)
+            self._costs[size] = _Cost(seconds, self._now)
         else:
             cost.times += 1
+            cost.latest = self._now
             if cost.times == 2:
                 cost.seconds = min(cost.seconds, seconds)
             else:
@@ -80,7 +88,7 @@ class CostTable:
         """The line, by least squares of relative errors."""
         weights = xs = ys = xxs = xys = 0.0
         for size, cost in self._costs.items():
-            weight = min(cost.times, _MOST_WEIGHT) / max(cost.seconds, 1e-9) ** 2
+            weight = self._weight(cost) / max(cost.seconds, 1e-9) ** 2
             weights += weight
             xs += weight * size
             ys += weight * cost.seconds
@@ -93,9 +101,14 @@ class CostTable:
         self._slope = slope
         self._base = (ys - slope * xs) / weights
         for size, cost in self._costs.items():
-            times = min(cost.times, _MOST_WEIGHT)
+            weight = self._weight(cost)
             above = cost.seconds - self._base - slope * size
-            cost.residual = above * times / (times + _DOUBT)
+            cost.residual = above * weight / (weight + _DOUBT)
+
+    def _weight(self, cost: _Cost) -> float:
+        """What it counts as, in measurements."""
+        faded = _FADING ** (self._now - cost.latest)
+        return 1 + (min(cost.times, _MOST_WEIGHT) - 1) * faded
 
     def knows(self, size: int) -> bool:
         """It lies within what was measured."""

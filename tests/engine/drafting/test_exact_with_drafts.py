@@ -123,7 +123,7 @@ class House:
 @pytest.fixture(scope="module")
 def house(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     runner = load_llama(
-        smollm2, slots=SLOTS, max_ctx=MAX_CTX, chunk=CHUNK, threads=2, draft_outputs=LIMIT - SLOTS
+        smollm2, slots=SLOTS, max_ctx=MAX_CTX, chunk=CHUNK, threads=1, draft_outputs=LIMIT - SLOTS
     )
     untrained = write_dflash(
         tmp_path_factory.mktemp("draft") / "untrained.gguf",
@@ -137,7 +137,7 @@ def house(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
     def spec(path: Path) -> DraftSpec:
         file = check_draft_file(str(path), LONGEST, target)
         devices = (DevicePlacement("cpu", 0),)
-        return DraftSpec(file, devices, draft_context(size, file.spare), chunk=CHUNK, threads=2)
+        return DraftSpec(file, devices, draft_context(size, file.spare), chunk=CHUNK, threads=1)
 
     drafts: dict[str, DraftProvider] = {
         "untrained": DFlashProvider(runner.context, spec(untrained)),

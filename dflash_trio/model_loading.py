@@ -24,8 +24,12 @@ from .engine.model_file import ModelFileError, check_model_file
 from .engine.model_runner import ModelLoadError
 from .engine.placement import Placed, PlacedDraft
 from .engine.worker import LoadedModel
+from .routing.router import usable_cores
 
 log = logging.getLogger("dflash_trio")
+
+_SAMPLING_THREADS = 8
+"""At most: handing work over is not free, and other models want cores too."""
 
 
 def load_llama(
@@ -67,6 +71,8 @@ def load_llama(
         layer_split=model.target_layer_split,
         cpu_moe=model.cpu_moe,
         overrides=header_overrides(model),
+        # On the CPU a step leaves no core idle, and drawing is little beside it.
+        sampling_threads=1 if place.on_cpu else max(1, min(_SAMPLING_THREADS, usable_cores() // 2)),
     )
     runner = LlamaRunner(
         spec, on_progress=lambda fraction: on_progress(fraction * share), stopped=stopped

@@ -33,7 +33,7 @@ from .llama_abi import (
 )
 from .llama_batch import LlamaBatch
 from .llama_model_params import ModelParams, find_devices
-from .llama_sampler import ChainSampler, GreedySampler
+from .llama_sampler import ChainSampler, GreedySampler, SamplingThreads
 from .llama_vocabulary import LlamaVocabulary
 from .model_runner import (
     BatchSlice,
@@ -42,6 +42,7 @@ from .model_runner import (
     LoadingStopped,
     ModelInfo,
     ModelLoadError,
+    TokenSampler,
 )
 from .pace import Pace
 
@@ -93,6 +94,8 @@ class LlamaSpec:
     """Experts stay on the CPU."""
     overrides: Mapping[str, int] = field(factory=dict, hash=False)
     """Numbers in the place of the header's own, by their keys."""
+    sampling_threads: int = 1
+    """On which sequences draw their tokens at the same time."""
     warnings: list[str] = field(factory=list)
     """Filled while loading: lines for the operator."""
 
@@ -119,6 +122,9 @@ class LlamaRunner:
         self._logits: Any = None
         self._likeliest: Any = None
         self._pace = Pace()
+        self._sampling = (
+            SamplingThreads(spec.sampling_threads) if spec.sampling_threads > 1 else None
+        )
         try:
             devices = find_devices(spec.devices)
             self._load_model(spec, devices, on_progress, stopped)
@@ -280,6 +286,15 @@ class LlamaRunner:
             return GreedySampler(self, params.logit_bias)
         return ChainSampler(self, params, prompt, self.max_ctx)
 
+    @property
+    def samples_ahead(self) -> bool:
+        return self._sampling is not None
+
+    def sample_ahead(self, wanted: Sequence[tuple[TokenSampler, int]]) -> None:
+        if self._sampling is not None:
+            self._all_logits()  # puts them in order, once: they are only read from here on
+            self._sampling.draw_ahead(wanted)
+
     def warm_up(self) -> None:
         self.decode([BatchSlice(0, 0, (self.vocabulary.bos or 0,), 1)])
         self.rewind(0, 0)
@@ -399,6 +414,8 @@ class LlamaRunner:
         self._abort_flag[0] = b"\0"
 
     def close(self) -> None:
+        if self._sampling is not None:
+            self._sampling.close()
         if self._vocabulary is not None:
             self._vocabulary.close()
         if self.context is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ..generation.request import SamplingParams
+from .model_runner import EngineError, TokenSampler
 
 if TYPE_CHECKING:
     from .llama_runner import LlamaRunner
@@ -71,6 +73,8 @@ class ChainSampler:
         self, runner: LlamaRunner, params: SamplingParams, prompt: Sequence[int], max_ctx: int
     ) -> None:
         self._runner = runner
+        # An output, and what was chosen from it before anybody asked.
+        self._ahead: tuple[int, int] | None = None
         chain_params = llama.llama_sampler_chain_default_params()
         chain_params.no_perf = True
         self._chain: Any = llama.llama_sampler_chain_init(chain_params)
@@ -115,10 +119,21 @@ class ChainSampler:
         llama.llama_sampler_chain_add(self._chain, sampler)
 
     def sample(self, output: int, mask: bytes | None = None) -> int:
+        if self._ahead is not None:
+            (chosen_from, token), self._ahead = self._ahead, None
+            if chosen_from != output or mask is not None:
+                # The chain has counted and drawn: it cannot be undone.
+                raise EngineError(f"output {chosen_from} was sampled ahead, and not asked for")
+            return token
         if mask is not None:
             with _masked(self._runner.logits(output), mask):
                 return self._draw(output)
         return self._draw(output)
+
+    def draw_ahead(self, output: int) -> None:
+        """Choose what :meth:`sample` will be asked for next. On any thread, as long as nothing
+        else happens to this sampler or to the last batch's outputs."""
+        self._ahead = (output, self._draw(output))
 
     def _draw(self, output: int) -> int:
         return int(
@@ -134,6 +149,44 @@ class ChainSampler:
         if self._chain is not None:
             llama.llama_sampler_free(self._chain)
             self._chain = None
+
+
+class SamplingThreads:
+    """Threads on which chains draw at the same time.
+
+    A chain looks through the whole vocabulary: with sixteen sequences on a GPU, that is as long as
+    the step itself. It does so without the interpreter, and no two chains share anything but
+    logits, which are only read.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        # The caller's own thread is one of them.
+        self._pool = ThreadPoolExecutor(threads - 1, "sampling")
+
+    def draw_ahead(self, wanted: Sequence[tuple[TokenSampler, int]]) -> None:
+        """See ModelRunner.sample_ahead. Samplers that are quick wait until they are asked."""
+        slow = [(s, output) for s, output in wanted if isinstance(s, ChainSampler)]
+        if len(slow) < 2:
+            return
+        # A share for each thread, not a task for each sampler: handing one over costs about what
+        # drawing does.
+        shares = [share for i in range(self._threads) if (share := slow[i :: self._threads])]
+        others = [self._pool.submit(_draw_share, share) for share in shares[1:]]
+        try:
+            _draw_share(shares[0])
+        finally:
+            wait(others)
+        for other in others:
+            other.result()
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def _draw_share(share: Sequence[tuple[ChainSampler, int]]) -> None:
+    for sampler, output in share:
+        sampler.draw_ahead(output)
 
 
 def native_seed(seed: int | None) -> int:

@@ -208,6 +208,17 @@ class ModelRunner(CacheRows, Protocol):
         """A sampler for one generation; penalties look back into ``prompt`` too."""
         ...
 
+    @property
+    def samples_ahead(self) -> bool:
+        """Whether :meth:`sample_ahead` is of any use here."""
+        ...
+
+    def sample_ahead(self, wanted: Sequence[tuple[TokenSampler, int]]) -> None:
+        """Have samplers of this runner choose from outputs of the last batch at the same time, each
+        from one. What each is asked next has to be that: ``sample`` of this output, and without a
+        mask."""
+        ...
+
     def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:
         """How likely ``token`` and the ``top`` likeliest tokens were by output ``output`` of the
         last batch, in the model's own distribution."""

@@ -32,11 +32,13 @@ from .admission import KVLedger
 from .cell_needs import CellNeeds
 from .draft_plan import add_proposals, drop_proposals
 from .drafting.drafter import Drafter
+from .drafting.record import counts_of
 from .drafting.row_mirror import RowMirror
 from .model_runner import BatchSlice, CacheRows, DecodeOutcome, ModelRunner
 from .prefill_shares import Planned, prefill_shares
 from .prefix_cache import PrefixCache
 from .prefix_store import PrefixStore
+from .sampling_ahead import sample_ahead
 from .sequence import Sequence, SequenceState, cells_used
 from .sequence_rows import SequenceRows
 from .token_step import Ending, take_token
@@ -169,6 +171,7 @@ class Scheduler:
                 self._on_batch(frozenset(), 0)
             self._steps += 1
             if outcome is DecodeOutcome.DONE:
+                sample_ahead(planned, self._runner)
                 if self._drafter is None:
                     self._take_outputs(planned)
                 else:
@@ -380,10 +383,7 @@ class Scheduler:
         text = sequence.text
         if text is not None and ending.reason != "cancelled":
             self._events += [(sequence.generation_id, delta) for delta in text.finish()]
-        accepted = rejected = None if self._drafter is None else 0
-        if sequence.drafts is not None:
-            accepted = sequence.drafts.accepted
-            rejected = sequence.drafts.proposed - accepted
+        accepted, rejected = counts_of(sequence.drafts, drafting=self._drafter is not None)
         usage = Usage(
             prompt_tokens=len(sequence.prompt),
             completion_tokens=sequence.generated,

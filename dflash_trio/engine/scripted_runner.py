@@ -21,7 +21,7 @@ from typing import Any
 from ..generation.events import TokenAlternative, TokenLogprob
 from ..generation.request import SamplingParams
 from ..text.guide import make_guide_tokenizer
-from .model_runner import BatchSlice, DecodeOutcome, EngineError, ModelInfo
+from .model_runner import BatchSlice, DecodeOutcome, EngineError, ModelInfo, TokenSampler
 
 _BYTES = 256
 EOG = 256
@@ -93,9 +93,15 @@ class ScriptedSampler:
         # What penalties look back at, should there be any.
         self._history = list(prompt) if params.has_penalties else []
         self._random = random.Random(params.seed)
+        self._ahead: tuple[int, int] | None = None
         self.closed = False
 
     def sample(self, output: int, mask: bytes | None = None) -> int:
+        if self._ahead is not None:
+            (chosen_from, token), self._ahead = self._ahead, None
+            if chosen_from != output or mask is not None:
+                raise EngineError(f"output {chosen_from} was sampled ahead, and not asked for")
+            return token
         logits = self._runner.logits(output)
         for token, bias in self._params.logit_bias:
             logits[token] += bias
@@ -113,6 +119,9 @@ class ScriptedSampler:
             token = self._random.choices(range(VOCAB_SIZE), weights)[0]
         self.accept(token)
         return token
+
+    def draw_ahead(self, output: int) -> None:
+        self._ahead = (output, self.sample(output))
 
     def accept(self, token: int) -> None:
         if self._params.has_penalties:
@@ -193,6 +202,13 @@ class ScriptedRunner:
     def new_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> ScriptedSampler:
         self.open_samplers += 1
         return ScriptedSampler(self, params, prompt)
+
+    samples_ahead = True
+
+    def sample_ahead(self, wanted: Sequence[tuple[TokenSampler, int]]) -> None:
+        for sampler, output in wanted:
+            assert isinstance(sampler, ScriptedSampler)
+            sampler.draw_ahead(output)
 
     def warm_up(self) -> None:
         pass  # nothing in here is slower the first time

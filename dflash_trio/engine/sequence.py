@@ -121,6 +121,13 @@ class Sequence:
         head = self.prepared.tokens[begin:prompt] if begin < prompt else ()
         return (*head, *self.answer[max(0, begin - prompt) : end - prompt])
 
+    @property
+    def samples_freely(self) -> bool:
+        """Its next token is what its sampler makes of the logits: nobody else has a say in it. Its
+        first one is not, since others of its generation may share the logits."""
+        thinks = self.text is not None and self.text.thinking
+        return bool(self.answer) and self.matcher is None and not self.forced and not thinks
+
     def close_thinking(self, tokens: Iterable[int], reason: ThinkingClosedBy) -> None:
         """Let ``tokens`` come next, which end its block of thinking."""
         self.forced.extend(tokens)

@@ -86,6 +86,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
                     pool=pool,
                     chunk=max_ctx,
                     draft_outputs=4 * slots,
+                    sampling_threads=3,
                 )
             )
         return made[-1]
@@ -371,6 +372,44 @@ def test_the_same_seed_repeats_and_another_does_not(runner: Runner) -> None:
 
     assert with_seed(1) == with_seed(1)
     assert len({tuple(with_seed(seed)) for seed in (0, 1, 2**32 - 1, 2**63, 2**64 - 1)}) == 5
+
+
+def test_what_is_sampled_ahead_is_what_would_have_been_sampled(runner: Runner) -> None:
+    kinds = [
+        SamplingParams(temperature=1.0, seed=7),
+        SamplingParams(temperature=1.0, seed=8, repeat_penalty=1.3),
+        GREEDY,
+        SamplingParams(temperature=1.0, seed=9),
+    ]
+    prompt = tokens_of(runner, SEA)
+    assert runner.decode([BatchSlice(0, 0, prompt, 3), BatchSlice(1, 0, prompt, 1)]) is DONE
+
+    def said(*, ahead: bool) -> list[list[int]]:
+        samplers = [runner.new_sampler(sampling, prompt) for sampling in kinds]
+        tokens = []
+        for _ in range(3):
+            if ahead:
+                runner.sample_ahead(list(zip(samplers, range(4), strict=True)))
+            tokens.append([sampler.sample(output) for output, sampler in enumerate(samplers)])
+        for sampler in samplers:
+            sampler.close()
+        return tokens
+
+    assert runner.samples_ahead
+    assert said(ahead=True) == said(ahead=False)
+
+
+@pytest.mark.parametrize("asked", ["another-output", "with-a-mask"])
+def test_what_was_sampled_ahead_cannot_be_taken_back(runner: Runner, asked: str) -> None:
+    prompt = tokens_of(runner, SEA)
+    assert runner.decode([BatchSlice(0, 0, prompt, 2)]) is DONE
+    samplers = [runner.new_sampler(SamplingParams(temperature=1.0), ()) for _ in range(2)]
+    runner.sample_ahead([(samplers[0], 0), (samplers[1], 1)])
+    output, mask = (0, mask_of(runner, [5])) if asked == "with-a-mask" else (1, None)
+    with pytest.raises(EngineError, match="ahead"):
+        samplers[0].sample(output, mask)
+    for sampler in samplers:
+        sampler.close()
 
 
 def test_without_a_seed_every_sampler_draws_its_own(runner: Runner) -> None:

@@ -22,3 +22,10 @@ class DraftRecord:
     """Tokens that were guessed for it and verified."""
     accepted: int = field(default=0, init=False)
     """Those of them that came."""
+
+
+def counts_of(record: DraftRecord | None, *, drafting: bool) -> tuple[int | None, int | None]:
+    """Guesses that came and that did not; ``None`` where nobody guesses."""
+    if record is None:
+        return (0, 0) if drafting else (None, None)
+    return record.accepted, record.proposed - record.accepted

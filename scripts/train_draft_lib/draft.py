@@ -82,7 +82,8 @@ def new_parameters(shape: Shape, device: str, seed: int) -> dict[str, Tensor]:
             deviation /= math.sqrt(2 * shape.layers)
         found[name] = torch.randn(size, generator=generator) * deviation
     for name, size in norm_shapes(shape).items():
-        found[name] = torch.ones(size)
+        # The residual begins as the mask itself; a small last norm keeps it from being proposed.
+        found[name] = torch.full(size, 0.25 if name == "out_norm" else 1.0)
     return {n: t.to(device).requires_grad_() for n, t in found.items()}
 
 
@@ -154,9 +155,9 @@ def layer(
 
 
 Layer = Callable[..., Tensor]
-PER_LAYER = ("wq", "wk", "wv", "wo", "gate", "up", "down", "attn_norm", "ffn_norm") + (
-    "q_norm",
-    "k_norm",
+PER_LAYER = (
+    *("wq", "wk", "wv", "wo", "gate", "up", "down"),
+    *("attn_norm", "ffn_norm", "q_norm", "k_norm"),
 )
 
 
@@ -218,12 +219,15 @@ def forward(
     x = mask_embedding.expand(batch, count, blocks.block, -1).clone()
     x[:, :, 0] = first_embeddings
     x = x.flatten(1, 2).to(kind)
+    if torch.is_grad_enabled():
+        x.requires_grad_()  # as every later layer's: one compiled form serves them all
     groups = shape.heads // shape.kv_heads
     bias = blocks.bias(length, groups, kind)
     cos, sin = table
     places = blocks.positions()
     rope = (cos[:length], sin[:length], cos[places], sin[places])
     sizes = (shape.heads, shape.kv_heads, shape.head_size, shape.epsilon)
+    stacks = {name: w[name].unbind(0) for name in PER_LAYER}
     for index in range(shape.layers):
-        x = run_layer(x, context, bias, rope, {n: w[n][index] for n in PER_LAYER}, sizes)
+        x = run_layer(x, context, bias, rope, {n: s[index] for n, s in stacks.items()}, sizes)
     return normed(x, w["out_norm"], shape.epsilon).view(batch, count, blocks.block, -1)

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .dataset import Texts
 from .draft import Blocks, Shape, forward
-
-
-@dataclass
-class Text:
-    """A chat and its greedy answer: ``tokens``, of which ``answer`` is the answer's first."""
-
-    kind: str
-    tokens: list[int]
-    answer: int
 
 
 @torch.no_grad()
@@ -95,3 +88,62 @@ def walk(accepted: Sequence[int]) -> Score:
         score.add(Score(1, committed))
         at += committed
     return score
+
+
+def judge(
+    parameters: Mapping[str, Tensor],
+    shape: Shape,
+    texts: Texts,
+    kinds: Sequence[str],
+    ends: Sequence[int],
+    features: Tensor,
+    scale: Tensor,
+    embedding: Tensor,
+    head: Tensor,
+    table: tuple[Tensor, Tensor],
+    block: int,
+) -> tuple[dict[str, Score], list[float]]:
+    """The served loop over every text, up to its ``ends``.
+
+    Returns the score of each kind and of ``all``, and for each position of the block the share of
+    places in the answers behind which it and all before it are accepted.
+    """
+    scores = {kind: Score() for kind in ("all", *dict.fromkeys(kinds))}
+    counts: list[int] = []
+    for index, kind in enumerate(kinds):
+        start, answer = int(texts.starts[index]), int(texts.greedy[index])
+        part = slice(start, start + int(texts.lengths[index]))
+        tokens = torch.from_numpy(texts.tokens[part]).to(features.device).long()
+        proposed = proposals(
+            parameters,
+            shape,
+            features[part] * scale.to(features.dtype),
+            tokens,
+            embedding,
+            head,
+            table,
+            first=answer,
+            block=block,
+        )
+        kept = tokens[: int(ends[index])].tolist()
+        accepted = matches(kept, answer, proposed.tolist())
+        counts += accepted
+        for name in ("all", kind):
+            scores[name].add(walk(accepted))
+    shares = [sum(c >= i for c in counts) / max(1, len(counts)) for i in range(1, block)]
+    return scores, [round(share, 4) for share in shares]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: committed tokens a step, by block and kind."""
+    kinds = list(rows[0]["committed"])
+    lines = [
+        f"| block | loops | {' | '.join(kinds)} | accepted up to position 1, 2, ... |",
+        "|---" * (len(kinds) + 3) + "|",
+    ]
+    for row in rows:
+        means = " | ".join(f"{row['committed'][kind]:.2f}" for kind in kinds)
+        shares = " ".join(f"{share:.2f}" for share in row["accepted"])
+        loops = "as served" if row["loops"] else "cut off"
+        lines.append(f"| {row['block']} | {loops} | {means} | {shares} |")
+    return "\n".join(lines)

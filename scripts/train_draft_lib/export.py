@@ -1,4 +1,4 @@
-"""The draft as a GGUF that llama.cpp runs: Q8_0 matrices, float32 norms, the target's vocabulary."""
+"""The draft as a GGUF for llama.cpp: Q8_0 matrices, float32 norms, the target's vocabulary."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ choice between two near tokens is decided by less than a narrow type can tell ap
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +23,20 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 def wide_product(x: Tensor, rows: Tensor) -> Tensor:
     """x times the rows of a matrix, in float32 from narrow inputs where the device can."""
-    if x.is_cuda:
+    if x.is_cuda and _wide_works(x.dtype):
         return torch.mm(x, rows.t(), out_dtype=torch.float32)
     return F.linear(x, rows).float()
+
+
+@functools.cache
+def _wide_works(kind: torch.dtype) -> bool:
+    one = torch.ones((16, 16), dtype=kind, device="cuda")
+    try:
+        torch.mm(one, one, out_dtype=torch.float32)
+    except (RuntimeError, TypeError) as error:
+        print(f"logits are rounded to {kind}: {error}", flush=True)
+        return False
+    return True
 
 
 @dataclass
@@ -98,7 +110,9 @@ class Target:
     def logits(self, x: Tensor) -> Tensor:
         """Of residual rows [N, width], float32."""
         s = self.sizes
-        return wide_product(F.rms_norm(x, (s.width,), self.norm, s.epsilon).to(self.kind), self.head)
+        return wide_product(
+            F.rms_norm(x, (s.width,), self.norm, s.epsilon).to(self.kind), self.head
+        )
 
     @torch.no_grad()
     def prefill(
@@ -151,7 +165,7 @@ class Target:
         batch = tokens.shape[0]
         groups = s.heads // s.kv_heads
         cells = torch.arange(batch * s.kv_heads, device=self.device)
-        places = positions.repeat_interleave(s.kv_heads)
+        places = positions[:, None].expand(-1, s.kv_heads).reshape(-1)
         seen = torch.arange(length, device=self.device) <= positions[:, None]
         bias = torch.zeros((batch, length), dtype=self.kind, device=self.device)
         bias = bias.masked_fill(~seen, -torch.inf)[:, None, None]

@@ -88,6 +88,12 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--held-out-prompts", type=int, default=10, help="of each kind (default 10)")
     add("--held-out-tokens", type=int, default=200, help="of each held-out answer (default 200)")
+    add(
+        "--graphs",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="answer by CUDA graphs",
+    )
     add("--target-type", default="auto", help="float16 on a GPU, float32 elsewhere")
     add(
         "--llama-python",

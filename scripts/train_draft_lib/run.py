@@ -163,6 +163,7 @@ def _held_out(
     if longest > room:
         raise UnfitTarget(f"--held-out-tokens leaves {longest - room} tokens too many")
     generator = Generator(target, len(asked), longest, vocabulary.ends, arguments.seed)
+    generator.use_graphs &= arguments.graphs
     answers = {}
     for found in generator.answers(asked, arguments.held_out_tokens, cut_loops=False):
         answers[found.prompt] = found.tokens
@@ -199,6 +200,7 @@ def _texts(
 
     length = arguments.prompt_tokens + arguments.answer_tokens
     generator = Generator(target, arguments.rows, length, vocabulary.ends, arguments.seed)
+    generator.use_graphs &= arguments.graphs
     answers = generator.answers(
         asked,
         arguments.answer_tokens,

@@ -1,0 +1,363 @@
+"""One run from the target's file to the draft's: data, training, judgement, export."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import export, plot
+from .dataset import Seen, Texts, feature_scale, look
+from .draft import Shape, new_parameters
+from .evaluate import Score, judge, table
+from .generate import Generator, loop_ends
+from .prompts import KINDS, held_out_prompts, training_prompts
+from .source import Source, UnfitTarget, Vocabulary
+from .target import Target, narrow_type
+from .tokenizer import ChatTokenizer
+from .train import Batches, Settings, Trainer
+
+
+class Clock:
+    """Says what happens, with the seconds since the run's start."""
+
+    def __init__(self, begun: float) -> None:
+        self.begun = begun
+
+    def say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.begun:6.1f} s] {text}", flush=True)
+
+
+def run(arguments: argparse.Namespace, begun: float) -> int:
+    clock = Clock(begun)
+    for folder in (arguments.out, arguments.work):
+        folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(arguments.work.absolute() / "inductor"))
+    torch.backends.cuda.matmul.allow_tf32 = True
+    source = Source(arguments.target)
+    vocabulary = source.vocabulary()
+    shape = shape_of(arguments, source, vocabulary)
+    size = _weigh(arguments, source, shape)
+    clock.say(
+        f"torch {torch.__version__} on {arguments.device}; a draft of {size:,} bytes: {shape}"
+    )
+
+    length = -(-(arguments.prompt_tokens + arguments.answer_tokens) // 8) * 8
+    kind = narrow_type(arguments.target_type, arguments.device)
+    target = Target(source, arguments.device, kind, length + 64)
+    tokenizer = ChatTokenizer(vocabulary, arguments.target, arguments.llama_python)
+    held_out, kinds, looped = _held_out(arguments, target, tokenizer, vocabulary, clock)
+    texts = _texts(arguments, target, tokenizer, vocabulary, clock)
+
+    cuda = arguments.device.startswith("cuda")
+    narrow = torch.bfloat16 if cuda else torch.float32
+    # Layer inputs of one token, and of its likeliest successors.
+    each = len(shape.target_layers) * shape.width * (2 if cuda else 4) + arguments.candidates * 6
+    fits = int(np.searchsorted(np.cumsum(texts.lengths) * each, arguments.feature_bytes))
+    if fits < len(texts.lengths):
+        clock.say(f"only {fits} of {len(texts.lengths)} answers fit into --feature-bytes")
+        texts = texts.first(fits)
+    rows = 256 if cuda else 4
+    candidates = arguments.candidates if arguments.soft else 0
+    seen = look(target, texts, shape.target_layers, candidates, rows, narrow)
+    seen_held_out = look(target, held_out, shape.target_layers, 0, rows, narrow)
+    _wait(cuda)
+    clock.say(f"layer inputs of {len(texts.tokens):,} tokens: {seen.features.nbytes / 1e9:.1f} GB")
+    embedding, head = target.embedding, target.head
+    del target
+
+    settings = Settings(
+        batch=arguments.batch,
+        anchors=arguments.anchors,
+        length=length,
+        rate=arguments.rate,
+        warm_up=arguments.warm_up,
+        decay=arguments.decay,
+        muon=arguments.optimizer == "muon",
+        soft=arguments.soft,
+        short_blocks=arguments.short_blocks,
+        position_decay=arguments.position_decay,
+        minutes=arguments.minutes,
+        checkpoint_every=arguments.checkpoint_every,
+        seed=arguments.seed,
+    )
+    scale = feature_scale(seen.features, shape.width)
+    batches = Batches(texts, seen, scale, shape, settings)
+    trainer = Trainer(
+        shape,
+        settings,
+        batches,
+        embedding,
+        head,
+        arguments.work,
+        compile_layers=arguments.compile and cuda,
+    )
+    if trainer.resumed:
+        clock.say(f"goes on at step {trainer.steps}, {trainer.spent / 60:.1f} min of training")
+    judged = _Judged(trainer, held_out, kinds, looped, seen_held_out)
+    _train(arguments, trainer, judged, clock)
+    return _finish(arguments, trainer, judged, source, clock)
+
+
+def shape_of(arguments: argparse.Namespace, source: Source, vocabulary: Vocabulary) -> Shape:
+    sizes = source.sizes
+    if arguments.target_layers:
+        layers = tuple(int(part) for part in arguments.target_layers.split(","))
+    else:
+        last = sizes.layers - 1
+        layers = tuple(sorted({max(1, round(1 + (last - 1) * i / 3)) for i in range(4)}))
+    if not layers or min(layers) < 0 or max(layers) >= sizes.layers:
+        raise UnfitTarget(f"it has the layers 0 to {sizes.layers - 1}, not all of {layers}")
+    mask = arguments.mask_token if arguments.mask_token is not None else vocabulary.mask_token()
+    return Shape(
+        target_layers=layers,
+        width=sizes.width,
+        layers=arguments.layers,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_size=sizes.head_size,
+        feed_forward=arguments.feed_forward,
+        block=arguments.block,
+        mask_token=mask,
+        rope_base=arguments.rope_base or sizes.rope_base,
+        epsilon=sizes.epsilon,
+    )
+
+
+def _weigh(arguments: argparse.Namespace, source: Source, shape: Shape) -> int:
+    """The size of the file to come, found by writing one, before anything expensive is done."""
+    state = {n: p.detach().numpy() for n, p in new_parameters(shape, "cpu", 0).items()}
+    scale = np.ones(state["fc"].shape[1], np.float32)
+    path = arguments.work / "untrained.gguf"
+    size = export.write(path, source, state, scale, shape.as_dict(), source.sizes.context)
+    path.unlink()
+    if size > arguments.max_bytes:
+        raise UnfitTarget(
+            f"its draft would take {size:,} bytes, above --max-bytes {arguments.max_bytes:,}:"
+            " lower --feed-forward or --layers"
+        )
+    return size
+
+
+def _held_out(
+    arguments: argparse.Namespace,
+    target: Target,
+    tokenizer: ChatTokenizer,
+    vocabulary: Vocabulary,
+    clock: Clock,
+) -> tuple[Texts, list[str], list[int]]:
+    """Texts, their kinds, and how much of each lies before the answer begins to loop."""
+    every = held_out_prompts()
+    most = arguments.held_out_prompts
+    rows = [row for kind in KINDS for row in [r for r in every if r[0] == kind][:most]]
+    asked = tokenizer.encode([prompt for _, _, prompt in rows])
+    longest = max(map(len, asked)) + arguments.held_out_tokens
+    room = arguments.prompt_tokens + arguments.answer_tokens
+    if longest > room:
+        raise UnfitTarget(f"--held-out-tokens leaves {longest - room} tokens too many")
+    generator = Generator(target, len(asked), longest, vocabulary.ends, arguments.seed)
+    generator.use_graphs &= arguments.graphs
+    answers = {}
+    for found in generator.answers(asked, arguments.held_out_tokens, cut_loops=False):
+        answers[found.prompt] = found.tokens
+    texts = Texts.of([(asked[i], answers[i], 0) for i in range(len(asked))])
+    looped = []
+    for index in range(len(asked)):
+        row = torch.tensor([answers[index]])
+        looped.append(len(asked[index]) + min(int(loop_ends(row)[0]), len(answers[index])))
+    count = sum(len(a) for a in answers.values())
+    clock.say(f"{len(asked)} held-out answers of {count} tokens")
+    return texts, [kind for kind, _, _ in rows], looped
+
+
+def _texts(
+    arguments: argparse.Namespace,
+    target: Target,
+    tokenizer: ChatTokenizer,
+    vocabulary: Vocabulary,
+    clock: Clock,
+) -> Texts:
+    path = arguments.work / "texts.npz"
+    if path.is_file():
+        texts = Texts.load(path)
+        clock.say(f"{len(texts.lengths)} answers from {path}")
+        return texts
+    prompts = [prompt for _, prompt in training_prompts(arguments.prompts, arguments.seed)]
+    asked = [row for row in tokenizer.encode(prompts) if len(row) <= arguments.prompt_tokens]
+    clock.say(f"{len(asked)} prompts")
+    begun = time.monotonic()
+
+    def report(prompts: int, tokens: int) -> None:
+        rate = tokens / (time.monotonic() - begun)
+        clock.say(f"{prompts} answered, {tokens:,} tokens, {rate:,.0f} a second")
+
+    length = arguments.prompt_tokens + arguments.answer_tokens
+    generator = Generator(target, arguments.rows, length, vocabulary.ends, arguments.seed)
+    generator.use_graphs &= arguments.graphs
+    answers = generator.answers(
+        asked,
+        arguments.answer_tokens,
+        drawn_share=arguments.drawn_share,
+        deadline=begun + arguments.generate_seconds,
+        report=report,
+    )
+    rows = [(asked[a.prompt], a.tokens, a.drawn) for a in answers if len(a.tokens) >= 8]
+    if not rows:
+        raise UnfitTarget("it answers no prompt with eight tokens or more")
+    # A cut data set should lose any prompts, not the longest.
+    order = np.random.default_rng(arguments.seed).permutation(len(rows))
+    texts = Texts.of([rows[i] for i in order])
+    texts.save(path)
+    del generator
+    if target.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    return texts
+
+
+class _Judged:
+    """The held-out prompts, and the draft's standing on them."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        texts: Texts,
+        kinds: Sequence[str],
+        looped: Sequence[int],
+        seen: Seen,
+    ) -> None:
+        self.trainer, self.texts, self.kinds, self.looped, self.seen = (
+            trainer,
+            texts,
+            kinds,
+            looped,
+            seen,
+        )
+
+    def __call__(
+        self, block: int, parameters: dict[str, torch.Tensor] | None = None, *, loops: bool = True
+    ) -> tuple[dict[str, Score], list[float]]:
+        trainer = self.trainer
+        ends = self.texts.lengths if loops else np.array(self.looped)
+        return judge(
+            parameters if parameters is not None else trainer.parameters,
+            trainer.shape,
+            self.texts,
+            self.kinds,
+            ends,
+            self.seen.features,
+            trainer.batches.scale,
+            trainer.embedding,
+            trainer.head,
+            trainer.table,
+            block,
+        )
+
+
+def _train(arguments: argparse.Namespace, trainer: Trainer, judged: _Judged, clock: Clock) -> None:
+    settings = trainer.settings
+    until = clock.begun + arguments.stop_after - arguments.reserve
+    total = settings.minutes * 60
+    if arguments.final:
+        total = trainer.spent + max(1.0, until - time.monotonic())
+    saved = looked = time.monotonic()
+    steps, at = trainer.steps, time.monotonic()
+    clock.say(f"trains to {total / 60:.1f} min, {len(trainer.batches)} texts")
+    for loss in trainer.run(until, total, arguments.max_steps):
+        now = time.monotonic()
+        blocks = (trainer.steps - steps) * settings.batch * settings.anchors
+        rate = blocks * (trainer.shape.block - 1) / max(1e-9, now - at)
+        steps, at = trainer.steps, now
+        point: dict[str, Any] = {
+            "seconds": round(trainer.spent, 1),
+            "step": trainer.steps,
+            "loss": round(loss, 4),
+        }
+        line = (
+            f"step {trainer.steps}, loss {loss:.3f}, {rate:,.0f} tokens guessed a second, "
+            f"{(total - trainer.spent) / 60:.1f} min left"
+        )
+        if now - looked >= arguments.judge_every:
+            scores, accepted = judged(trainer.shape.block)
+            point |= {"committed": round(scores["all"].mean, 3), "accepted": accepted}
+            shares = " ".join(f"{share:.2f}" for share in accepted)
+            line += f"; unseen prompts: {scores['all'].mean:.2f} a step, accepted {shares}"
+            looked = at = time.monotonic()
+        trainer.curves.append(point)
+        clock.say(line)
+        if now - saved >= settings.checkpoint_every:
+            trainer.save()
+            saved = at = time.monotonic()
+    trainer.save()
+
+
+def _finish(
+    arguments: argparse.Namespace, trainer: Trainer, judged: _Judged, source: Source, clock: Clock
+) -> int:
+    state = {n: p.detach().float().cpu().numpy() for n, p in trainer.parameters.items()}
+    scale = trainer.batches.scale.float().cpu().numpy()
+    path = arguments.out / f"{arguments.name}.gguf"
+    shape = trainer.shape.as_dict()
+    size = export.write(path, source, state, scale, shape, source.sizes.context)
+    clock.say(f"{path}: {size:,} bytes")
+    _write(arguments, trainer, {})
+    served = export.rounded(state, scale)
+    device = trainer.embedding.device
+    parameters = {n: torch.from_numpy(v).to(device) for n, v in served.items()}
+    found: dict[str, Any] = {}
+    blocks = sorted(
+        {block for block in (2, 4, trainer.shape.block) if block <= trainer.shape.block}
+    )
+    for block in blocks:
+        for loops in (True, False):
+            scores, accepted = judged(block, parameters, loops=loops)
+            means = {kind: score.mean for kind, score in scores.items()}
+            found[f"{block}{'' if loops else ' no loops'}"] = {
+                "block": block,
+                "loops": loops,
+                "committed": means,
+                "accepted": accepted,
+            }
+    text = table(list(found.values()))
+    print(text, flush=True)
+    (arguments.out / f"{arguments.name}-table.md").write_text(text + "\n", encoding="utf-8")
+    block = trainer.shape.block
+    trainer.curves.append(
+        {
+            "seconds": round(trainer.spent, 1),
+            "step": trainer.steps,
+            "committed": found[f"{block}"]["committed"]["all"],
+            "accepted": found[f"{block}"]["accepted"],
+        }
+    )
+    _write(arguments, trainer, found)
+    clock.say("done")
+    return 0
+
+
+def _write(arguments: argparse.Namespace, trainer: Trainer, found: dict[str, Any]) -> None:
+    document = {
+        "shape": trainer.shape.as_dict(),
+        "settings": vars(trainer.settings),
+        "texts": len(trainer.batches),
+        "tokens": len(trainer.batches.tokens),
+        "steps": trainer.steps,
+        "seconds": round(trainer.spent, 1),
+        "curves": trainer.curves,
+        "served": found,
+    }
+    out: Path = arguments.out
+    (out / f"{arguments.name}-curves.json").write_text(json.dumps(document), encoding="utf-8")
+    title = f"DFlash draft for {arguments.target.stem}"
+    (out / f"{arguments.name}-curves.svg").write_text(plot.svg(trainer.curves, title), "utf-8")
+
+
+def _wait(cuda: bool) -> None:
+    if cuda:
+        torch.cuda.synchronize()

@@ -18,11 +18,18 @@ def complain(text: str) -> None:
     _write(sys.stderr, text)
 
 
+def write(stream: TextIO | None, text: str) -> None:
+    """The same for any stream, which may be none."""
+    _write(stream, text)
+
+
 def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # the process was started with it closed
         return
     try:
-        stream.write(text)
+        # A locale that cannot spell something is no reason to say nothing.
+        encoding = stream.encoding or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except (OSError, ValueError):
         # What is left in its buffer would raise again at the interpreter's end.

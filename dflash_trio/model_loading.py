@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 
@@ -16,8 +15,6 @@ from .engine.model_runner import ModelLoadError
 from .engine.placement import Placed
 from .engine.worker import LoadedModel
 
-log = logging.getLogger("dflash_trio")
-
 
 def load_llama(
     model: ModelConfig,
@@ -27,9 +24,6 @@ def load_llama(
     stopped: threading.Event,
 ) -> LoadedModel:
     """Load a block's model with llama.cpp. Runs on its worker's thread."""
-    log.info("%s %s", model.name, place.shown())
-    for warning in place.warnings:
-        log.warning("%s: %s", model.block_label, warning)
     spec = LlamaSpec(
         path=model.path,
         devices=place.devices,

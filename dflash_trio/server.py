@@ -29,7 +29,7 @@ from .api.cors import CorsPolicy
 from .api.generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL
 from .config import ModelConfig, ServerConfig
 from .console import complain, say
-from .engine.client import EngineClient
+from .engine.client import WORKER_STOP_BOUND, EngineClient
 from .engine.llama_abi import gpu_devices
 from .engine.model_runner import ModelLoadError
 from .engine.worker import Load, Ready
@@ -42,9 +42,10 @@ from .model_loading import load_llama
 from .net.connection_server import ConnectionServer
 from .net.listener import BoundListeners
 from .plan_text import banner, load_detail, render_check, render_json
-from .routing.drain import DrainController
+from .routing.drain import CUT_GRACE, DrainController
 from .routing.router import Router, usable_cores
 from .routing.served_model import ServedModel
+from .service_manager import ServiceManager
 from .text.bad_constraint import BadConstraint
 from .text.chat_template import TemplateError
 
@@ -54,6 +55,8 @@ EXIT_FAILED, EXIT_USAGE, EXIT_FORCED = 1, 2, 130
 SWITCH_INTERVAL = 0.0005
 """Seconds a thread may keep the interpreter while another wants it. Python's own 5 ms would let
 the event loop hold up a finished decode for longer than the decode took."""
+EXIT_MARGIN = 5.0
+"""Seconds from the last engine's end to the process's, as a service manager is told."""
 
 
 # ------------------------------------------------------------------------------ entry points
@@ -98,6 +101,7 @@ def serve(
         ssl_context=ssl_context,
         early_signals=early,
         plan=plan,
+        manager=ServiceManager.from_environment(os.environ),
     )
     try:
         code = trio.run(server.run)
@@ -161,12 +165,14 @@ class Server:
         ssl_context: ssl.SSLContext | None = None,
         early_signals: Sequence[int] = (),
         plan: LaunchPlan | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
         """``early_signals``: those that came before :meth:`run` listens; read when it does.
         ``plan``: what is told of the launch."""
         self._began = time.monotonic()
         self._config = config
         self._plan = plan
+        self._manager = manager or ServiceManager()
         self._early_signals = early_signals
         self._ssl_context = ssl_context
         self._listeners = listeners
@@ -176,6 +182,7 @@ class Server:
                 model.name,
                 bar=config.log_format == "console",
                 detail=details.get(model.name, ""),
+                on_tenth=self._manager.loading,
             )
             for model, _ in loads
         }
@@ -238,6 +245,8 @@ class Server:
     ) -> None:
         async with trio.open_nursery() as outer:
             outer.start_soon(partial(drain.watch, signals, received=len(self._early_signals)))
+            outer.start_soon(self._tell_draining, drain)
+            outer.start_soon(self._manager.feed_watchdog, self._useful)
             async with trio.open_nursery() as engines:
                 async with trio.open_nursery() as front:
                     addresses = await front.start(connections.serve)
@@ -259,6 +268,20 @@ class Server:
                 log.info("%s", line)
             for line in self._plan.lines_of_warning():
                 log.warning("%s", line)
+
+    def _useful(self) -> bool:
+        """Whether anybody is, or will be, served."""
+        models = self._router.models
+        return not models or any(model.healthy for model in models)
+
+    async def _tell_draining(self, drain: DrainController) -> None:
+        await drain.draining.wait()
+        limit = self._config.listener.drain_timeout
+        running = len(self._router.reservations)
+        self._manager.stopping(
+            self._failure or f"finishing {running} requests",
+            None if limit is None else limit + CUT_GRACE + WORKER_STOP_BOUND + EXIT_MARGIN,
+        )
 
     async def _load_until_drained(self, engines: trio.Nursery, drain: DrainController) -> None:
         """Load the models one after the other, unless a signal comes first."""
@@ -286,6 +309,7 @@ class Server:
                 self._router.open(served)
                 names = " before ".join(model.name for model in served)
                 log.info("ready after %.1f s: %s", time.monotonic() - self._began, names)
+                self._manager.ready(f"serving {names}")
             loading.cancel_scope.cancel()
 
     @staticmethod

@@ -33,6 +33,7 @@ TOP = {
     "launch_checks",
     "launch_plan",
     "plan_text",
+    "service_manager",
     "log_setup",
     "load_progress",
     "model_loading",

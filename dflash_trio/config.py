@@ -19,6 +19,9 @@ Thinking = Literal["auto", "on", "off"]
 Effort = Literal["low", "medium", "high", "x-high", "max"]
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
 
+PROMPT_LOOKUP = "prompt-lookup"
+"""The draft that is no file: what followed the same tokens before."""
+
 BACKENDS = ("cuda", "hip", "vulkan", "metal", "sycl", "cpu")
 
 
@@ -159,6 +162,14 @@ class ModelConfig:
     """Whole prompts that are kept as such."""
     disk_prefix_cache: str | None = None
     """The folder in which what is kept outlives the process; ``None``: it does not."""
+    draft: str | None = None
+    """The file of a draft, or ``PROMPT_LOOKUP``; ``None``: nothing is drafted."""
+    draft_device: DevicePlacement | None = None
+    """``None``: the target's."""
+    draft_max: int | None = None
+    """Tokens drafted at a time; ``None``: what the draft does by itself."""
+    lazy_draft: bool = False
+    """The draft is loaded when a request comes, and freed after some idle minutes."""
     on_sigterm: SigtermPolicy | None = None
     """``None``: ``drain`` with one slot, ``finalize`` with more."""
     given: frozenset[str] = field(default=frozenset(), eq=False)
@@ -170,6 +181,11 @@ class ModelConfig:
         if self.on_sigterm is not None:
             return self.on_sigterm
         return "drain" if self.max_concurrency == 1 else "finalize"
+
+    @property
+    def draft_file(self) -> str | None:
+        """The draft's file, if it has one."""
+        return None if self.draft == PROMPT_LOOKUP else self.draft
 
     @property
     def keeps_prefixes(self) -> bool:

@@ -9,6 +9,7 @@ import ssl
 
 from .config import ListenerConfig, ModelConfig, ServerConfig
 from .engine.disk_cache import FolderError, check_folder
+from .engine.draft_file import DraftFile, check_draft_file
 from .engine.model_file import ModelFile, ModelFileError, check_model_file
 from .engine.placement import Placed, PlacementError, place_models
 from .launch_plan import LaunchPlan, plan_launch
@@ -31,15 +32,20 @@ def resolve_launch(config: ServerConfig) -> LaunchPlan:
 def _places(config: ServerConfig) -> tuple[list[ModelFile], list[Placed]]:
     """Where every loaded block goes, once its files are found good. Raises StartupError."""
     files: list[ModelFile] = []
+    drafts: list[DraftFile | None] = []
     for model in config.models:
         try:
             files.append(check_model_file(model.path))
+            path = model.draft_file
+            drafts.append(
+                None if path is None else check_draft_file(path, model.draft_max, files[-1])
+            )
         except ModelFileError as error:
             raise StartupError(f"{model.block_label}: {error}") from error
         _check_template(model)
         _check_disk_cache(model)
     try:
-        return files, place_models(config.models, files)
+        return files, place_models(config.models, files, drafts)
     except PlacementError as error:
         raise StartupError(str(error)) from error
 

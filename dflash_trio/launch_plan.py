@@ -14,7 +14,7 @@ from .cli.model_card import TURN_ENDS
 from .cli.option_table import OPTIONS
 from .config import ModelConfig, ServerConfig
 from .engine.context_size import ContextSize, size_warnings
-from .engine.memory_plan import Need
+from .engine.memory_plan import Need, Needs
 from .engine.model_file import ModelFile
 from .engine.placement import Placed, demand_of
 from .routing.model_defaults import resolve_defaults
@@ -50,10 +50,13 @@ class ModelPlan:
     @property
     def memory(self) -> tuple[tuple[str, Need], ...]:
         """The estimate for each device, the host's memory last."""
-        needs = self.place.needs
-        if self.place.on_cpu:
-            return ((self.devices[0], needs.cpu),)
-        return (*zip(self.devices, needs.gpus, strict=True), (HOST, needs.cpu))
+        return _on_devices(self.devices, self.place.needs)
+
+    @property
+    def draft_memory(self) -> tuple[tuple[str, Need], ...]:
+        """The same for its draft; empty without one that is a file."""
+        draft = self.place.draft
+        return () if draft is None else _on_devices((str(draft.device),), draft.needs)
 
 
 @frozen
@@ -68,10 +71,10 @@ class LaunchPlan:
 
     @property
     def memory(self) -> Mapping[str, int]:
-        """Bytes on each device, all models together; every ``cpu:N`` is the host's memory."""
+        """Bytes on each device, all models and drafts together; every ``cpu:N`` is the host's."""
         total: dict[str, int] = {}
         for model in self.models:
-            for device, need in model.memory:
+            for device, need in (*model.memory, *model.draft_memory):
                 place = HOST if device.startswith("cpu:") else device
                 total[place] = total.get(place, 0) + need.total
         return total
@@ -91,6 +94,12 @@ class LaunchPlan:
         for model in self.models:
             yield from (f"{model.config.block_label}: {line}" for line in model.warnings)
         yield from self.warnings
+
+
+def _on_devices(devices: Sequence[str], needs: Needs) -> tuple[tuple[str, Need], ...]:
+    if devices[0].startswith("cpu:"):
+        return ((devices[0], needs.cpu),)
+    return (*zip(devices, needs.gpus, strict=True), (HOST, needs.cpu))
 
 
 def plan_launch(

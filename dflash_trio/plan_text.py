@@ -35,11 +35,13 @@ def banner(plan: LaunchPlan) -> Iterator[str]:
     order = f"{len(models)} models, tried in this order" if len(models) > 1 else "one model"
     yield f"dflash-server {__version__}: {order}"
     for priority, model in enumerate(models, 1):
-        needs = ", ".join(f"{mib(need.total)} MiB on {device}" for device, need in model.memory)
+        memory = (*model.memory, *model.draft_memory)
+        needs = ", ".join(f"{mib(need.total)} MiB on {device}" for device, need in memory)
+        draft = "" if model.config.draft is None else f"drafts by {_draft_kind(model)}, "
         yield (
             f"{priority}. {printable(model.config.name)}: {model.file.architecture} on "
             f"{', '.join(model.devices)}, context {model.context.max_ctx}, {_slots(model)}, "
-            f"{model.context.pool} KV cells, about {needs}, "
+            f"{model.context.pool} KV cells, {draft}about {needs}, "
             f"{model.config.sigterm_policy}s at SIGTERM"
         )
 
@@ -96,10 +98,27 @@ def _model_lines(priority: int, model: ModelPlan) -> Iterator[str]:
     yield _row("cache", f"K in {config.cache_type_k}, V in {config.cache_type_v}")
     for device, need in model.memory:
         yield _row("memory", f"about {need.shown()} on {device}")
+    yield from _draft_lines(model)
     yield _row("SIGTERM", f"{config.sigterm_policy}: {_AT_SIGTERM[config.sigterm_policy]}")
     if card is not None:
         values = ", ".join(f"{name} {_value(value)}" for name, value in model.from_card.items())
         yield _row("card", f"{card.path}: {values or 'nothing that holds'}")
+
+
+def _draft_kind(model: ModelPlan) -> str:
+    draft = model.place.draft
+    return str(model.config.draft) if draft is None else draft.file.kind
+
+
+def _draft_lines(model: ModelPlan) -> Iterator[str]:
+    config, draft = model.config, model.place.draft
+    if draft is not None:
+        when = ", loaded when a request comes" if config.lazy_draft else ""
+        yield _row("draft", f"{draft.file.path}: {draft.file.kind} on {draft.device}{when}")
+        for device, need in model.draft_memory:
+            yield _row("", f"about {need.shown()} on {device}")
+    elif config.draft is not None:
+        yield _row("draft", f"{config.draft}, which loads nothing")
 
 
 def _row(label: str, text: str) -> str:
@@ -168,9 +187,23 @@ def _model_json(priority: int, model: ModelPlan) -> dict[str, Any]:
         "cache_type_k": config.cache_type_k,
         "cache_type_v": config.cache_type_v,
         "memory": [_need_json(device, need) for device, need in model.memory],
+        "draft": _draft_json(model),
         "on_sigterm": config.sigterm_policy,
         "model_card": None if config.card is None else config.card.path,
         "from_card": dict(model.from_card),
+    }
+
+
+def _draft_json(model: ModelPlan) -> dict[str, Any] | None:
+    config, draft = model.config, model.place.draft
+    if config.draft is None:
+        return None
+    return {
+        "kind": _draft_kind(model),
+        "path": config.draft_file,
+        "device": None if draft is None else str(draft.device),
+        "lazy": config.lazy_draft,
+        "memory": [_need_json(device, need) for device, need in model.draft_memory],
     }
 
 

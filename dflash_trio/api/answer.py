@@ -338,7 +338,14 @@ def total_usage(endings: Sequence[ChoiceEnded]) -> Usage:
         cached_tokens=first.cached_tokens,
         reasoning_tokens=sum(e.usage.reasoning_tokens for e in endings),
         thinking_closed_by=first.thinking_closed_by,
+        accepted_drafts=_sum([e.usage.accepted_drafts for e in endings]),
+        rejected_drafts=_sum([e.usage.rejected_drafts for e in endings]),
     )
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def new_id(prefix: str) -> str:

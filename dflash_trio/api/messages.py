@@ -24,7 +24,7 @@ from .answer import (
 from .error_responses import answer_for
 from .generating import AnswerContext
 from .json_body import parse_json_object
-from .usage import ending_details
+from .usage import draft_details, ending_details
 
 SIGNATURE = "dflash-trio-unsigned"
 """Of every block of thinking. Clients want one that is not empty; nothing is signed here, and it
@@ -186,7 +186,11 @@ def _event(kind: str, **fields: Any) -> bytes:
 def usage_object(ended: ChoiceEnded) -> dict[str, Any]:
     """Token counts; a prompt's tokens that were cached count there and not as input."""
     usage = ended.usage
-    details = {"thinking_tokens": usage.reasoning_tokens, **ending_details(usage, ended.detail)}
+    details = {
+        "thinking_tokens": usage.reasoning_tokens,
+        **draft_details(usage),
+        **ending_details(usage, ended.detail),
+    }
     counts = _usage(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
     return {**counts, "output_tokens_details": details}
 

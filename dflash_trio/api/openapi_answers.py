@@ -35,7 +35,10 @@ _USAGE = object_of(
         "completion_tokens": _COUNT,
         "total_tokens": _COUNT,
         "prompt_tokens_details": object_of({"cached_tokens": _COUNT}),
-        "completion_tokens_details": object_of({"reasoning_tokens": _COUNT}),
+        "completion_tokens_details": object_of(
+            {"reasoning_tokens": _COUNT},
+            {"accepted_prediction_tokens": _COUNT, "rejected_prediction_tokens": _COUNT},
+        ),
     }
 )
 _IDENTITY = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": STRING}

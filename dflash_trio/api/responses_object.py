@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ..generation.events import TokenLogprob, Usage
 from .chat_completions import logprobs_object
-from .usage import ending_details
+from .usage import draft_details, ending_details
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -82,6 +82,7 @@ def response_usage(usage: Usage, detail: str | None) -> dict[str, Any]:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
+            **draft_details(usage),
             **ending_details(usage, detail),
         },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,

@@ -16,8 +16,19 @@ def usage_object(usage: Usage, detail: str | None = None) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {
             "reasoning_tokens": usage.reasoning_tokens,
+            **draft_details(usage),
             **ending_details(usage, detail),
         },
+    }
+
+
+def draft_details(usage: Usage) -> dict[str, int]:
+    """What became of guesses, by OpenAI's names for them, where the model has a draft."""
+    if usage.accepted_drafts is None or usage.rejected_drafts is None:
+        return {}
+    return {
+        "accepted_prediction_tokens": usage.accepted_drafts,
+        "rejected_prediction_tokens": usage.rejected_drafts,
     }
 
 

@@ -136,18 +136,18 @@ _CACHES = (
 )
 
 _DRAFTING = (
-    _later("draft", takes=values.PATH, default="none",
-           help="The GGUF file of a draft model for speculative decoding."),
-    _later("draft-device", takes=values.DRAFT_DEVICE, default="the target's",
-           help="Where the draft model loads."),
-    _later("draft-max", takes=integer(1, 256), default="block size - 1, or 16",
-           help="Tokens drafted at a time."),
+    _model("draft", takes=values.PATH, default="none", field="draft",
+           help="The GGUF file of a draft for speculative decoding, or prompt-lookup."),
+    _model("draft-device", takes=values.DRAFT_DEVICE, default="the target's",
+           field="draft_device", help="Where the draft loads."),
+    _model("draft-max", takes=integer(1, 256), default="block size - 1, or 16",
+           field="draft_max", help="Tokens drafted at a time."),
     _later("ddtree", takes=None, default="off",
            help="Draft a tree of continuations instead of one chain."),
     _later("ddtree-budget", takes=integer(1, 1024), default="22",
            help="Nodes of a drafted tree."),
-    _later("lazy-draft", takes=None, default="off",
-           help="Load the draft model only when it is first used."),
+    _model("lazy-draft", takes=None, default="off", field="lazy_draft",
+           help="Load the draft when a request comes, and free it after five idle minutes."),
 )
 
 _OTHER = (

@@ -11,6 +11,7 @@ from dflash_trio.cli.errors import UsageError, refusal, shown
 from dflash_trio.cli.given import Block, Given, ParsedLaunch, Values
 from dflash_trio.cli.option import Scope
 from dflash_trio.cli.selection import Selection
+from dflash_trio.config import PROMPT_LOOKUP
 
 _PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
 _PEER_BACKENDS = ("cuda", "hip")
@@ -91,7 +92,28 @@ def _check_together(values: Values) -> None:
             f"leave {layers.spelling} out or place the model on a GPU",
             layers.where,
         )
+    _check_draft(values)
     _check_split(values)
+
+
+def _check_draft(values: Values) -> None:
+    """Refuse what the options of drafting cannot mean."""
+    draft, device = values.get("draft"), values.get("draft-device")
+    for name in ("draft-device", "draft-max", "lazy-draft"):
+        if name in values and draft is None:
+            raise values[name].refused("has no draft to be about", "give --draft or leave it out")
+    if draft is not None and draft.value == PROMPT_LOOKUP:
+        for name in ("draft-device", "lazy-draft"):
+            if name in values:
+                raise values[name].refused(
+                    f"has no meaning with {draft.written}, which loads nothing", "leave it out"
+                )
+    if device is not None and str(device.value).startswith("rpc:"):
+        raise refusal(
+            f"{device.written} is remote, and drafts on other hosts are not available yet",
+            "name a device of this host",
+            device.where,
+        )
 
 
 def _check_split(values: Values) -> None:

@@ -10,6 +10,17 @@ DEFAULT_MAX_CTX = 8192
 LARGEST_MICROBATCH = 512
 """Tokens that the graph is built for; a larger batch runs in pieces."""
 
+LARGEST_CPU_VERIFY = 63
+"""From 64 tokens on a CPU computes in another way, and answers would depend on it."""
+LARGEST_GPU_VERIFY = 256
+LARGEST_DRAFT_BATCH = 256
+SMALLEST_DRAFT_BATCH = 64
+"""What the target's layers had for a prompt goes into a draft by as many tokens."""
+
+MOST_PENDING_BYTES = 64 * 2**20
+"""Of what the target's layers had, while it waits on the host for its draft: all rows together.
+Their buffers may have twice of that."""
+
 
 @frozen
 class ContextSize:
@@ -79,6 +90,24 @@ def size_warnings(
 def microbatch(chunk: int, slots: int) -> int:
     """Tokens that llama.cpp computes at a time."""
     return min(LARGEST_MICROBATCH, chunk + slots)
+
+
+def verify_tokens(slots: int, longest: int, *, on_cpu: bool) -> int:
+    """Tokens that a batch with guesses may have, at most ``longest`` of them for each sequence."""
+    most = LARGEST_CPU_VERIFY if on_cpu else LARGEST_GPU_VERIFY
+    return max(slots, min(slots * (1 + longest), most))
+
+
+def draft_context(target: ContextSize, spare: int) -> ContextSize:
+    """A draft's cache: laid out as its target's, with ``spare`` more cells for each sequence."""
+    pool = target.pool + target.slots * spare
+    return ContextSize(target.max_ctx + spare, pool, target.slots, target.partitioned)
+
+
+def draft_batch(slots: int, block: int) -> int:
+    """Tokens that a block draft decodes at once: the blocks of all sequences, as far as they are
+    not too many. Logits are made for all of them, and the memory for that is set aside."""
+    return min(max(slots * block, SMALLEST_DRAFT_BATCH), LARGEST_DRAFT_BATCH)
 
 
 def padded(cells: int) -> int:

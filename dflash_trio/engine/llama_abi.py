@@ -58,7 +58,9 @@ def bind_quick(name: str, result: Any, *arguments: Any) -> Any:
     return function
 
 
-class _GgufInitParams(ctypes.Structure):
+class GgufInitParams(ctypes.Structure):
+    """``gguf_init_params``: how a header is read."""
+
     _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
 
 
@@ -85,7 +87,7 @@ def read_gguf_header(path: str) -> GgufSummary | None:
     """Parse a file's header and tensor table, reading no tensor; ``None`` when it is no GGUF."""
     silence_llama_log()  # the caller's error is the one line that people get
     pointer, size_t, text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
-    init = _bind("gguf_init_from_file", pointer, text, _GgufInitParams)
+    init = _bind("gguf_init_from_file", pointer, text, GgufInitParams)
     free = _bind("gguf_free", None, pointer)
     find_key = _bind("gguf_find_key", ctypes.c_int64, pointer, text)
     key_type = _bind("gguf_get_kv_type", ctypes.c_int, pointer, ctypes.c_int64)
@@ -98,7 +100,7 @@ def read_gguf_header(path: str) -> GgufSummary | None:
     data_offset = _bind("gguf_get_data_offset", size_t, pointer)
 
     string_type, uint16_type = 8, 2  # enum gguf_type
-    context = init(os.fsencode(path), _GgufInitParams(no_alloc=True, ctx=None))
+    context = init(os.fsencode(path), GgufInitParams(no_alloc=True, ctx=None))
     if not context:
         return None
     try:

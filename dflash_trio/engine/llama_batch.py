@@ -27,11 +27,9 @@ class LlamaBatch:
         self._seq_pointers = (
             self._seq.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._seq.itemsize
         ).astype(np.uint64)
-        # Of each slice: the row of its last token, and where its output is among the outputs.
+        # Of each output, as the slices count them: its token's row, and its place among them all.
         self._rows: list[int] = []
-        self._places: list[int | None] = []
-        self.outputs = 0
-        """Slices that want one."""
+        self._places: list[int] = []
 
         def pointer(array: Any, kind: Any) -> Any:
             return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
@@ -59,10 +57,15 @@ class LlamaBatch:
         (measured: a step of 16 sequences in any order took seven times as long), and outputs
         that are out of order are copied into it.
         """
-        at = self.outputs = 0
-        self._rows = [0] * len(slices)
-        self._places = [None] * len(slices)
-        for index in sorted(range(len(slices)), key=lambda i: slices[i].seq_id):
+        at = place = 0
+        firsts = []
+        outputs = 0
+        for item in slices:
+            firsts.append(outputs)
+            outputs += item.outputs
+        self._rows = [0] * outputs
+        self._places = [0] * outputs
+        for index in batch_order(slices):
             item = slices[index]
             if not item.tokens:
                 raise EngineError("an empty slice")
@@ -78,21 +81,53 @@ class LlamaBatch:
                 self._pos[at:end] = np.arange(item.position, item.position + end - at)
                 self._seq[at:end] = item.seq_id
                 self._output[at:end] = 0
-            self._output[end - 1] = item.wants_output
-            self._rows[index] = end - 1
-            if item.wants_output:
-                self._places[index] = self.outputs
-                self.outputs += 1
+            if item.outputs == 1:
+                self._output[end - 1] = 1
+                self._rows[firsts[index]] = end - 1
+                self._places[firsts[index]] = place
+                place += 1
+            elif not item.outputs:
+                self._output[end - 1] = 0
+            elif item.outputs > len(item.tokens):
+                raise EngineError("more outputs than tokens")
+            else:
+                self._fill_outputs(firsts[index], item.outputs, end, place)
+                place += item.outputs
             at = end
         self.native.n_tokens = at
 
+    def _fill_outputs(self, first: int, count: int, end: int, place: int) -> None:
+        """Want those of the ``count`` tokens before row ``end``."""
+        self._output[end - count : end] = 1
+        self._rows[first : first + count] = range(end - count, end)
+        self._places[first : first + count] = range(place, place + count)
+
+    @property
+    def outputs(self) -> int:
+        """How many there are."""
+        return len(self._rows)
+
     def row(self, output: int) -> int:
-        """The row whose logits belong to slice ``output``."""
+        """The row whose logits belong to ``output``. EngineError if there is no such one."""
+        self.place(output)
         return self._rows[output]
 
     def place(self, output: int) -> int:
-        """Where the output of slice ``output`` is among the outputs. EngineError without one."""
-        place = self._places[output]
-        if place is None:
-            raise EngineError(f"no logits for slice {output}")
-        return place
+        """Where ``output`` is among llama.cpp's. EngineError if there is no such one."""
+        if not 0 <= output < len(self._places):
+            raise EngineError(f"no logits for output {output}")
+        return self._places[output]
+
+
+def batch_order(slices: Sequence[BatchSlice]) -> list[int]:
+    """The slices' indexes in the order in which their tokens lie in a batch."""
+    return sorted(range(len(slices)), key=lambda index: slices[index].seq_id)
+
+
+def batch_rows(slices: Sequence[BatchSlice]) -> list[int]:
+    """For each slice, its first token's row in a batch."""
+    rows, at = [0] * len(slices), 0
+    for index in batch_order(slices):
+        rows[index] = at
+        at += len(slices[index].tokens)
+    return rows

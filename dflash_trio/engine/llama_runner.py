@@ -85,6 +85,8 @@ class LlamaSpec:
     rope_freq_scale: float | None = None
     keeps_prefixes: bool = False
     """Prompts may go on from what is left of earlier ones."""
+    draft_outputs: int = 0
+    """Tokens of a batch, beside one for each slot, that are guesses; each has an output."""
     layer_split: tuple[float, ...] = ()
     """The devices' shares of the layers; empty: even ones."""
     cpu_moe: bool = False
@@ -183,7 +185,7 @@ class LlamaRunner:
         )
         # Tokens that a sliding window remembers, 0 without one.
         self._window = int(llama.llama_model_n_swa(self._model))
-        self._recurrent = bool(
+        self.rewinds_freely = not (
             llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model)
         )
         template = llama.llama_model_chat_template(self._model, None)
@@ -201,21 +203,22 @@ class LlamaRunner:
     def _make_context(self, spec: LlamaSpec, *, on_cpu: bool) -> None:
         params = llama.llama_context_default_params()
         self.shares_cells = not self._size.partitioned
-        batch = spec.chunk + spec.slots
+        batch = spec.chunk + spec.slots + spec.draft_outputs
         params.n_seq_max = spec.slots
         params.kv_unified = self.shares_cells
         params.n_ctx = self._size.cells
         params.n_batch = batch
-        params.n_ubatch = microbatch(spec.chunk, spec.slots)
-        params.n_outputs_max = spec.slots
+        params.n_ubatch = microbatch(spec.chunk, spec.slots + spec.draft_outputs)
+        params.n_outputs_max = spec.slots + spec.draft_outputs
         params.n_threads = params.n_threads_batch = spec.threads
         params.type_k = _CACHE_TYPES[spec.cache_type_k]
         params.type_v = _CACHE_TYPES[spec.cache_type_v]
         params.flash_attn_type = _FLASH_ATTENTION[spec.flash_attn]
         params.rope_freq_base = spec.rope_freq_base or 0.0
         params.rope_freq_scale = spec.rope_freq_scale or 0.0
-        # A sliding window that remembers everything, where prompts go on from earlier ones.
-        params.swa_full = spec.keeps_prefixes
+        # A sliding window that remembers everything, where prompts go on from earlier ones, or
+        # where guesses are taken back: what they push out of the window is gone.
+        params.swa_full = spec.keeps_prefixes or spec.draft_outputs > 0
         params.no_perf = True
         if on_cpu:
             # On a GPU build these two would still move a CPU block's work to the GPU.
@@ -273,7 +276,7 @@ class LlamaRunner:
         return ChainSampler(self, params, prompt, self.max_ctx)
 
     def warm_up(self) -> None:
-        self.decode([BatchSlice(0, 0, (self.vocabulary.bos or 0,), True)])
+        self.decode([BatchSlice(0, 0, (self.vocabulary.bos or 0,), 1)])
         self.rewind(0, 0)
 
     def decode(
@@ -300,7 +303,7 @@ class LlamaRunner:
         )
 
     def output_row(self, output: int) -> int:
-        """The batch row whose logits belong to slice ``output`` of the last batch."""
+        """The batch row whose logits are output ``output`` of the last batch."""
         return self._batch.row(output)
 
     def logits(self, output: int) -> Any:
@@ -369,7 +372,7 @@ class LlamaRunner:
             raise EngineError(f"a saved state of {len(state)} bytes does not fit sequence {seq_id}")
 
     def can_rewind(self, seq_id: int, length: int) -> bool:
-        if self._recurrent:
+        if not self.rewinds_freely:
             return length == self.sequence_length(seq_id)
         if not self._window:
             return True

@@ -83,6 +83,11 @@ class Demand:
     cpu_moe: bool = False
     pinned: bool = False
     """The weights on the CPU are a copy or locked: their memory cannot be taken back."""
+    outputs: int | None = None
+    """Tokens of a batch that have logits at most; ``None``: one for each slot."""
+    extra_bytes: int = 0
+    """Where the last layer is computed, for what others read of it."""
+    host_bytes: int = 0
     split: tuple[float, ...] = (1.0,)
     """The GPUs' shares of the layers; empty for the CPU alone."""
 
@@ -133,6 +138,8 @@ def estimate(demand: Demand) -> Needs:
             ),
             default=0,
         )
+    computing[homes[-1]] += demand.extra_bytes
+    computing[-1] += demand.host_bytes
     parts = [Need(*each) for each in zip(weights, caches, computing, strict=True)]
     return Needs(tuple(parts[:-1]), parts[-1], demand.pinned)
 
@@ -192,7 +199,8 @@ def _computing(demand: Demand, widest: LayerShape, *, on_gpu: bool) -> int:
     if on_gpu and len(demand.split) > 1 and whole and not demand.cpu_moe:
         mask *= _PIPELINE_COPIES
     # The logits come when the layers' values are not needed any more.
-    total = mask + 4 * max(tokens * shape.activations, demand.context.slots * shape.vocabulary)
+    outputs = demand.context.slots if demand.outputs is None else demand.outputs
+    total = mask + 4 * max(tokens * shape.activations, outputs * shape.vocabulary)
     if not demand.flash_attention:
         total += 4 * tokens * cells * shape.heads
     if on_gpu:

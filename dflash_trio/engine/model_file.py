@@ -42,7 +42,7 @@ def check_model_file(path: str) -> ModelFile:
 
     Reads headers only. Raises :class:`ModelFileError`.
     """
-    summary = _check_one(path)
+    summary = check_whole_file(path)
     architecture = summary.architecture
     if architecture is None:
         raise ModelFileError(f"{path} names no general.architecture: not a model file")
@@ -65,13 +65,17 @@ def check_model_file(path: str) -> ModelFile:
         stem = path[: match.start()]
         for number in range(2, summary.split_count + 1):
             part = f"{stem}-{number:05}-of-{summary.split_count:05}.gguf"
-            tensors += _check_one(part).tensors
+            tensors += check_whole_file(part).tensors
             parts.append(part)
     shape = model_shape(architecture, summary.facts, tensors)
     return ModelFile(path, architecture, tuple(parts), sum(map(os.path.getsize, parts)), shape)
 
 
-def _check_one(path: str) -> GgufSummary:
+def check_whole_file(path: str) -> GgufSummary:
+    """Check that ``path`` is a readable GGUF that is not cut short, whatever it holds; its header.
+
+    Raises :class:`ModelFileError`.
+    """
     try:
         status = os.stat(path)
     except FileNotFoundError:

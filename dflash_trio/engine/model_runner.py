@@ -49,14 +49,18 @@ class ModelInfo:
 class BatchSlice:
     """Consecutive tokens of one sequence inside a batch.
 
-    ``tokens[i]`` is decoded at position ``position + i``. With ``wants_output`` the logits after
-    the last of them are kept until the next decode.
+    ``tokens[i]`` is decoded at position ``position + i``. The logits after each of the last
+    ``outputs`` tokens are kept until the next decode: none in the middle of a prompt, one to go
+    on from, and one more for each token that is a guess.
+
+    Outputs are counted through the batch, in the order of its slices: those of the first slice
+    are 0, 1, ..., and those of the next go on from there.
     """
 
     seq_id: int
     position: int
     tokens: Sequence[int]
-    wants_output: bool
+    outputs: int
 
 
 class DecodeOutcome(Enum):
@@ -126,7 +130,7 @@ class TokenSampler(Protocol):
     """Chooses tokens for one sequence. Owned by it; ``close`` exactly once, same thread."""
 
     def sample(self, output: int, mask: bytes | None = None) -> int:
-        """The next token, from the logits of the slice with index ``output`` in the last batch.
+        """The next token, from the logits of output ``output`` of the last batch.
 
         ``mask``: one bit for each token that is allowed, see generation.constraint; at least one.
         The logits are afterwards as they were.
@@ -140,28 +144,13 @@ class TokenSampler(Protocol):
     def close(self) -> None: ...
 
 
-class ModelRunner(Protocol):
-    """A model with a KV cache of ``slots`` sequences, ids 0 .. slots - 1."""
-
-    @property
-    def info(self) -> ModelInfo: ...
+class CacheRows(Protocol):
+    """The rows of a KV cache, one for each sequence, and what can be done to them between steps."""
 
     @property
     def shares_cells(self) -> bool:
         """All rows draw on one pool of cells, and a copy shares its original's. False: each row has
         cells of its own."""
-        ...
-
-    @property
-    def vocabulary(self) -> Vocabulary: ...
-
-    def new_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> TokenSampler:
-        """A sampler for one generation; penalties look back into ``prompt`` too."""
-        ...
-
-    def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:
-        """How likely ``token`` and the ``top`` likeliest tokens were after slice ``output`` of the
-        last batch, in the model's own distribution."""
         ...
 
     def copy(self, source: int, target: int, length: int) -> None:
@@ -191,6 +180,39 @@ class ModelRunner(Protocol):
         have lost what is far back, or cannot go back at all."""
         ...
 
+    def sequence_length(self, seq_id: int) -> int:
+        """Cells that a sequence holds: one more than its last position."""
+        ...
+
+    def rewind(self, seq_id: int, length: int) -> None:
+        """Drop a sequence's cells from position ``length`` on. 0 frees it."""
+        ...
+
+
+class ModelRunner(CacheRows, Protocol):
+    """A model with a KV cache of ``slots`` sequences, ids 0 .. slots - 1."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def rewinds_freely(self) -> bool:
+        """What a sequence got in the last batch can be rewound again, to any length. False for
+        models with a state instead of cells: they can only go on."""
+        ...
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    def new_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> TokenSampler:
+        """A sampler for one generation; penalties look back into ``prompt`` too."""
+        ...
+
+    def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:
+        """How likely ``token`` and the ``top`` likeliest tokens were by output ``output`` of the
+        last batch, in the model's own distribution."""
+        ...
+
     def warm_up(self) -> None:
         """Decode something once and forget it, so that the first client does not wait for weights
         to be paged in and graphs to be built. May be cut by :meth:`abort`."""
@@ -209,14 +231,6 @@ class ModelRunner(Protocol):
         Blocks for the whole step. Slices continue their sequences without a gap. ``launched`` is
         called in between, when the device has its work and before its end is waited for.
         """
-        ...
-
-    def sequence_length(self, seq_id: int) -> int:
-        """Cells that a sequence holds: one more than its last position."""
-        ...
-
-    def rewind(self, seq_id: int, length: int) -> None:
-        """Drop a sequence's cells from position ``length`` on. 0 frees it."""
         ...
 
     def abort(self) -> None:

@@ -13,14 +13,22 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..config import DevicePlacement, ModelConfig
 from .architecture_options import refused_option
-from .context_size import context_size, microbatch
+from .context_size import (
+    MOST_PENDING_BYTES,
+    context_size,
+    draft_batch,
+    draft_context,
+    microbatch,
+    verify_tokens,
+)
+from .draft_file import DEFAULT_LONGEST, DraftFile
 from .host_memory import host_memory
 from .llama_abi import BackendDevice, gpu_devices, peer_access_variable
-from .memory_plan import Demand, DoesNotFit, Needs, Plan, Room, estimate
+from .memory_plan import Demand, DoesNotFit, Need, Needs, Plan, Room, estimate
 from .model_file import ModelFile
 
 CPU = DevicePlacement("cpu", 0)
@@ -31,6 +39,19 @@ class PlacementError(Exception):
 
 
 @frozen
+class PlacedDraft:
+    """A block's draft with its device."""
+
+    file: DraftFile
+    device: DevicePlacement
+    needs: Needs
+
+    def shown(self) -> str:
+        need = self.needs.cpu if self.device.is_cpu else self.needs.gpus[0]
+        return f"its draft {self.file.path} {need.shown()} on {self.device}"
+
+
+@frozen
 class Placed:
     """A block with its devices."""
 
@@ -38,6 +59,7 @@ class Placed:
     """Several GPUs share the layers; the CPU stands alone."""
     needs: Needs
     warnings: tuple[str, ...] = ()
+    draft: PlacedDraft | None = None
 
     @property
     def on_cpu(self) -> bool:
@@ -49,20 +71,28 @@ class Placed:
         parts = (
             f"{need.shown()} on {device}" for device, need in zip(self.devices, needs, strict=True)
         )
-        return f"will take about {', '.join(parts)}"
+        draft = "" if self.draft is None else f"; {self.draft.shown()}"
+        return f"will take about {', '.join(parts)}{draft}"
 
 
-def place_models(models: Sequence[ModelConfig], files: Sequence[ModelFile]) -> list[Placed]:
-    """The places of the blocks that load, in their order. Raises PlacementError."""
+def place_models(
+    models: Sequence[ModelConfig],
+    files: Sequence[ModelFile],
+    drafts: Sequence[DraftFile | None] = (),
+) -> list[Placed]:
+    """The places of the blocks that load, in their order. ``drafts``: of each block; empty: none
+    has one that is a file. Raises PlacementError."""
+    drafts = drafts or (None,) * len(models)
     for model, file in zip(models, files, strict=True):
         refused = refused_option(model, file.shape)
         if refused is not None:
             raise PlacementError(f"{model.block_label}: {refused}")
         if model.peer_access:
             _enable_peer_access(model)
-    wants_gpu = any(not _written(model) or not _written(model)[0].is_cpu for model in models)
+    named_devices = [device for model in models for device in _named(model)]
+    wants_gpu = not all(map(_written, models)) or any(not d.is_cpu for d in named_devices)
     # Nothing is to be found on a GPU that nobody named, not even what asking it leaves there.
-    named = {str(device) for model in models for device in _written(model)}
+    named = set(map(str, named_devices))
     asked = named if all(map(_written, models)) else None
     gpus = gpu_devices(asked) if wants_gpu else ()
     plan = Plan(
@@ -70,10 +100,12 @@ def place_models(models: Sequence[ModelConfig], files: Sequence[ModelFile]) -> l
     )
     placed: dict[int, Placed] = {}
     for automatic in (False, True):
-        for i, (model, file) in enumerate(zip(models, files, strict=True)):
+        for i, (model, file, draft) in enumerate(zip(models, files, drafts, strict=True)):
             if bool(_written(model)) is not automatic:
-                devices = _written(model) or _chosen(model, file, plan)
-                placed[i], plan = _place(model, file, devices, gpus, plan)
+                devices = _written(model) or _chosen(model, file, draft, plan)
+                placed[i], plan = _place(model, file, draft, devices, gpus, plan)
+                if draft is not None:
+                    placed[i], plan = _place_draft(model, file, draft, placed[i], gpus, plan)
     return [placed[i] for i in range(len(models))]
 
 
@@ -84,8 +116,23 @@ def _written(model: ModelConfig) -> tuple[DevicePlacement, ...]:
     return (model.target_device,) if model.target_device is not None else ()
 
 
-def _chosen(model: ModelConfig, file: ModelFile, plan: Plan) -> tuple[DevicePlacement, ...]:
-    need = estimate(demand_of(model, file, gpus=1)).gpus[0]
+def _named(model: ModelConfig) -> tuple[DevicePlacement, ...]:
+    """All devices in what the operator wrote, the draft's too."""
+    draft = (model.draft_device,) if model.draft_device is not None else ()
+    return (*_written(model), *draft)
+
+
+def _chosen(
+    model: ModelConfig, file: ModelFile, draft: DraftFile | None, plan: Plan
+) -> tuple[DevicePlacement, ...]:
+    need = estimate(demand_of(model, file, draft, gpus=1)).gpus[0]
+    if draft is not None and model.draft_device is None:
+        theirs = estimate(draft_demand(model, file, draft, gpus=1)).gpus[0]
+        need = Need(
+            need.weights + theirs.weights,
+            need.cache + theirs.cache,
+            need.computing + theirs.computing,
+        )
     for room in plan.rooms:
         if plan.has_room(room.name, need):
             return (DevicePlacement.parse(room.name),)
@@ -95,6 +142,7 @@ def _chosen(model: ModelConfig, file: ModelFile, plan: Plan) -> tuple[DevicePlac
 def _place(
     model: ModelConfig,
     file: ModelFile,
+    draft: DraftFile | None,
     devices: tuple[DevicePlacement, ...],
     gpus: Sequence[BackendDevice],
     plan: Plan,
@@ -109,7 +157,7 @@ def _place(
             f"{label}: --gpu-layers {model.gpu_layers} needs a GPU, and this block "
             "is placed on the CPU: leave it out, or see --list-devices"
         )
-    needs = estimate(demand_of(model, file, gpus=0 if on_cpu else len(devices)))
+    needs = estimate(demand_of(model, file, draft, gpus=0 if on_cpu else len(devices)))
     before = plan
     try:
         plan = plan.taking([] if on_cpu else [str(device) for device in devices], needs)
@@ -117,22 +165,87 @@ def _place(
         raise PlacementError(f"{label}: {model.path} {error}: {_remedy(model, on_cpu)}") from error
     warnings = [f"{model.path} {line}" for line in plan.warnings[len(before.warnings) :]]
     if on_cpu and gpus and not _written(model):
-        need = estimate(demand_of(model, file, gpus=1)).gpus[0]
+        need = estimate(demand_of(model, file, draft, gpus=1)).gpus[0]
         warnings.append(f"no GPU has {need.shown()} free: {model.path} goes to the CPU")
     return Placed(devices, needs, tuple(warnings)), plan
 
 
-def demand_of(model: ModelConfig, file: ModelFile, *, gpus: int) -> Demand:
+def _place_draft(
+    model: ModelConfig,
+    file: ModelFile,
+    draft: DraftFile,
+    target: Placed,
+    gpus: Sequence[BackendDevice],
+    plan: Plan,
+) -> tuple[Placed, Plan]:
+    label = model.block_label
+    # Of several, the one with the output layer: what a draft borrows is there.
+    theirs = target.devices[-1]
+    device = theirs if model.draft_device is None else model.draft_device
+    if not device.is_cpu and str(device) not in [gpu.name for gpu in gpus]:
+        raise PlacementError(f"{label}: --draft-device: {missing_device(device, gpus)}")
+    same = device == theirs or (device.is_cpu and theirs.is_cpu)
+    if draft.borrows and not same:
+        raise PlacementError(
+            f"{label}: --draft-device {device}: {draft.path} uses the embeddings of its model, "
+            f"which is on {theirs}: leave --draft-device out"
+        )
+    needs = estimate(draft_demand(model, file, draft, gpus=0 if device.is_cpu else 1))
+    before = plan
+    try:
+        plan = plan.taking([] if device.is_cpu else [str(device)], needs)
+    except DoesNotFit as error:
+        raise PlacementError(
+            f"{label}: the draft {draft.path} {error}: {_remedy(model, target.on_cpu)}, or leave "
+            "--draft out"
+        ) from error
+    warnings = [f"the draft {draft.path} {line}" for line in plan.warnings[len(before.warnings) :]]
+    placed = PlacedDraft(draft, device, needs)
+    return evolve(target, draft=placed, warnings=(*target.warnings, *warnings)), plan
+
+
+def draft_demand(model: ModelConfig, file: ModelFile, draft: DraftFile, *, gpus: int) -> Demand:
+    """A block's draft as the estimate wants it, on that many GPUs (one or none)."""
+    target = demand_of(model, file, draft, gpus=gpus)
+    slots = model.max_concurrency
+    batch = draft_batch(slots, draft.block) if draft.is_block_draft else target.microbatch
+    waiting = 2 * MOST_PENDING_BYTES if draft.is_block_draft else 0
+    return Demand(
+        shape=draft.shape,
+        context=draft_context(target.context, draft.spare),
+        microbatch=batch,
+        flash_attention=target.flash_attention,
+        keeps_prefixes=True,
+        pinned=not model.mmap,
+        outputs=batch if draft.is_block_draft else None,
+        # What it reads of its target: in the target's graph, in llama.cpp's memory on the host
+        # for a batch of each of the two, and while it waits.
+        extra_bytes=target.microbatch * draft.feature_bytes,
+        host_bytes=(model.chunk + (target.outputs or slots) + batch) * draft.feature_bytes
+        + waiting,
+        split=(1.0,) * gpus,
+    )
+
+
+def demand_of(
+    model: ModelConfig, file: ModelFile, draft: DraftFile | None = None, *, gpus: int
+) -> Demand:
     """A block as the estimate wants it, on that many GPUs."""
+    slots = model.max_concurrency
+    outputs = slots
+    if model.draft is not None:
+        longest = draft.longest if draft is not None else model.draft_max or DEFAULT_LONGEST
+        outputs = verify_tokens(slots, longest, on_cpu=not gpus)
     return Demand(
         shape=file.shape,
         context=context_size(
             trained=file.shape.trained_ctx,
-            slots=model.max_concurrency,
+            slots=slots,
             max_ctx=model.max_ctx,
             pool=model.kv_pool_tokens,
         ),
-        microbatch=microbatch(model.chunk, model.max_concurrency),
+        microbatch=microbatch(model.chunk, outputs),
+        outputs=outputs,
         cache_type_k=model.cache_type_k,
         cache_type_v=model.cache_type_v,
         flash_attention=model.flash_attn != "off",

@@ -12,7 +12,7 @@ longest goes as soon as a row, cells or memory are needed.
 With a ``PrefixStore`` all that is worth it is stored there as well, and had back from there when
 memory has nothing as good: after a restart, or when it was given up in between.
 
-Where rows share one pool of cells (``ModelRunner.shares_cells``), a prompt may also begin with what
+Where rows share one pool of cells (``CacheRows.shares_cells``), a prompt may also begin with what
 another row holds, running or idle, by a note beside each cell.
 
 Runs on the worker's thread only.
@@ -26,7 +26,7 @@ from itertools import count
 
 from attrs import frozen
 
-from .model_runner import EngineError, ModelRunner
+from .model_runner import CacheRows, EngineError
 from .prefix_store import LEAST_SHARE, PrefixStore, Stored, Tokens
 from .prefix_tree import Match, PrefixTree
 
@@ -56,7 +56,7 @@ class PrefixCache:
 
     def __init__(
         self,
-        runner: ModelRunner,
+        runner: CacheRows,
         *,
         slots: int,
         prefixes: int,

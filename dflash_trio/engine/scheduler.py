@@ -15,8 +15,7 @@ returned as data, which is what makes it testable without threads.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-
-import attrs
+from collections.abc import Sequence as AbstractSequence
 
 from ..generation.constraint import ConstraintError
 from ..generation.events import (
@@ -28,16 +27,20 @@ from ..generation.events import (
     TextDelta,
     Usage,
 )
-from ..generation.request import MAX_SEED
 from ..generation.status import EngineStatistics
 from .admission import KVLedger
-from .answer_text import AnswerText
-from .model_runner import BatchSlice, DecodeOutcome, ModelRunner
+from .cell_needs import CellNeeds
+from .draft_plan import add_proposals, drop_proposals
+from .drafting.drafter import Drafter
+from .drafting.row_mirror import RowMirror
+from .model_runner import BatchSlice, CacheRows, DecodeOutcome, ModelRunner
 from .prefill_shares import Planned, prefill_shares
 from .prefix_cache import PrefixCache
 from .prefix_store import PrefixStore
 from .sequence import Sequence, SequenceState, cells_used
+from .sequence_rows import SequenceRows
 from .token_step import Ending, take_token
+from .verification import Run, take_run
 
 Delivery = list[tuple[int, Event]]
 """(generation id, event) pairs, oldest first."""
@@ -52,7 +55,8 @@ class Scheduler:
 
     ``chunk``: prefill tokens in one step, shared by all prompts. ``prefixes`` and ``prompts``: how
     many ended sequences and whole prompts are kept for later ones, ``store``: where they outlive
-    the process. ``on_batch`` is told the generations of each batch and its tokens right before it
+    the process. ``drafter``: guesses what decoding sequences say next; ``None``: nobody does.
+    ``on_batch`` is told the generations of each batch and its tokens right before it
     is decoded, and the empty set right after: meanwhile their tokens are on the device.
     ``on_launch``: the device has a batch and has not computed it yet, on devices of that kind.
     """
@@ -66,6 +70,7 @@ class Scheduler:
         prefixes: int = 0,
         prompts: int = 0,
         store: PrefixStore | None = None,
+        drafter: Drafter | None = None,
         on_batch: Callable[[frozenset[int], int], None] = lambda _generations, _tokens: None,
         on_launch: Callable[[], None] = lambda: None,
     ) -> None:
@@ -73,14 +78,21 @@ class Scheduler:
         self._ledger = ledger
         self._chunk = chunk
         self._store = store
+        self._drafter = drafter
         self._on_batch = on_batch
         self._on_launch = on_launch
+        # Rows change through this alone, so that a draft hears of it.
+        rows: CacheRows = runner
+        if drafter is not None:
+            rows = RowMirror(runner, drafter.provider)
         self._cache = PrefixCache(
-            runner, slots=ledger.slots, prefixes=prefixes, prompts=prompts, store=store
+            rows, slots=ledger.slots, prefixes=prefixes, prompts=prompts, store=store
         )
         # By generation and the answer's index. Insertion order is arrival order: oldest first
         # everywhere below.
         self._sequences: dict[tuple[int, int], Sequence] = {}
+        self._held = SequenceRows(runner, rows, self._cache, drafter, self._sequences)
+        self._needs = CellNeeds(ledger, self._held.answers)
         self._events: Delivery = []
         self._finalizing = False
         self._steps = 0
@@ -113,7 +125,7 @@ class Scheduler:
 
     def cancel(self, generation_id: int) -> None:
         """Retire a generation whose client is gone. Unknown ids are already retired: no-op."""
-        for sequence in self._answers(generation_id):
+        for sequence in self._held.answers(generation_id):
             self._finish(sequence, Ending("cancelled"))
 
     def finalize_all(self) -> None:
@@ -126,10 +138,6 @@ class Scheduler:
         """The engine is lost: fail and retire everybody. Frees nothing on the device."""
         for generation_id in dict.fromkeys(generation for generation, _ in self._sequences):
             self._fail(generation_id, Failed(message), device_is_lost=True)
-
-    def _answers(self, generation_id: int) -> list[Sequence]:
-        """A generation's answers that are not retired."""
-        return [s for (owner, _), s in self._sequences.items() if owner == generation_id]
 
     @property
     def only_text_waits(self) -> bool:
@@ -155,28 +163,37 @@ class Scheduler:
             )
             try:
                 slices = [item.slice for item in planned]
+                if self._drafter is not None:
+                    self._drafter.step_begins()
                 outcome = self._runner.decode(slices, self._on_launch)
             finally:
                 self._on_batch(frozenset(), 0)
             self._steps += 1
             if outcome is DecodeOutcome.DONE:
-                self._take_outputs(planned)
+                if self._drafter is None:
+                    self._take_outputs(planned)
+                else:
+                    self._take_runs(planned, self._drafter)
                 return True
             if outcome is DecodeOutcome.ABORTED:
                 # Everybody in the batch is to go, which is in the inbox already.
                 return True
+            if self._drafter is not None and drop_proposals(planned):
+                continue
             # What the ledger promised is in kept prefixes, or nowhere: no use in waiting then.
             if not self._cache.evict():
                 victim = max(planned, key=lambda item: item.sequence.generation_id)
                 planned.remove(victim)
-                for answer in self._answers(victim.sequence.generation_id):
+                for answer in self._held.answers(victim.sequence.generation_id):
                     # Who waits for its prompt would wait for ever.
                     if answer is victim.sequence or answer.state is SequenceState.QUEUED:
                         self._finish(answer, _NO_CELLS)
         return False
 
     def plan(self) -> list[Planned]:
-        """The next batch: one token of every decoding sequence, then prompts by chunks."""
+        """The next batch: one token of every decoding sequence, and what is guessed to follow it;
+        then prompts by chunks. While there are prompts nothing is guessed: somebody waits for their
+        first token."""
         self._resume()
         self._promise_cells()
         planned: list[Planned] = []
@@ -185,83 +202,28 @@ class Scheduler:
             if sequence.hold.paused:
                 continue
             if sequence.state is SequenceState.QUEUED and not sequence.index:
-                self._start(sequence)
-                self._place(sequence)
+                self._held.start(sequence)
+                self._held.place(sequence)
             elif sequence.state is SequenceState.PAUSED:
-                self._place(sequence)
+                self._held.place(sequence)
             if sequence.state is SequenceState.PREFILLING:
                 prefilling.append(sequence)
             elif sequence.state is SequenceState.DECODING:
                 assert sequence.seq_id is not None
                 token = (sequence.answer[-1],)
                 planned.append(
-                    Planned(sequence, BatchSlice(sequence.seq_id, sequence.computed, token, True))
+                    Planned(sequence, BatchSlice(sequence.seq_id, sequence.computed, token, 1))
                 )
+        if self._drafter is not None and planned and not prefilling:
+            add_proposals(planned, self._drafter, self._needs.spare)
         for sequence, share in prefill_shares(prefilling, self._chunk):
             assert sequence.seq_id is not None
             begin, end = sequence.computed, sequence.computed + share
             # A sequence that goes on after a pause has its next token already.
-            wants_output = end == sequence.to_prefill and not sequence.answer
+            outputs = int(end == sequence.to_prefill and not sequence.answer)
             tokens = sequence.tokens(begin, end)
-            planned.append(
-                Planned(sequence, BatchSlice(sequence.seq_id, begin, tokens, wants_output))
-            )
+            planned.append(Planned(sequence, BatchSlice(sequence.seq_id, begin, tokens, outputs)))
         return planned
-
-    def _start(self, sequence: Sequence) -> None:
-        """Give a sequence what it needs beside cells."""
-        prepared = sequence.prepared
-        sampling = prepared.sampling
-        if sampling.seed is not None and sequence.index:
-            # Each answer draws differently, and the same way every time.
-            seed = (sampling.seed + sequence.index) % (MAX_SEED + 1)
-            sampling = attrs.evolve(sampling, seed=seed)
-        sequence.sampler = self._runner.new_sampler(sampling, sequence.prompt)
-        sequence.text = AnswerText(prepared, sequence.index, self._runner.vocabulary)
-        if prepared.constraint is not None:
-            sequence.matcher = prepared.constraint.new_matcher()
-
-    def _place(self, sequence: Sequence) -> None:
-        """Give a sequence a row and what of its tokens is in the cache already, to prefill the
-        rest. Waits where another answer of its generation computes the prompt for it."""
-        first = self._answers(sequence.generation_id)[0]
-        source, prompt = first.seq_id, len(sequence.prompt)
-        if first is not sequence and (source is None or first.computed < prompt):
-            return
-        if first is not sequence and source is not None and self._may_copy(first, source):
-            sequence.seq_id, sequence.computed = self._cache.take_row(), prompt
-            self._runner.copy(source, sequence.seq_id, prompt)
-        else:
-            reuse = sequence.prepared.cache_prompt
-            if not reuse and all(s.seq_id is None for s in self._sequences.values()):
-                # It wants the same answer every time, and what is kept changes the last bits.
-                self._cache.clear()
-            tokens = sequence.tokens(0, sequence.to_prefill)
-            sequence.seq_id, sequence.computed = self._cache.begin(tokens, reuse=reuse)
-            if not sequence.answer:
-                sequence.cached = sequence.computed
-        sequence.enter(SequenceState.PREFILLING)
-        if sequence.computed == sequence.to_prefill:
-            sequence.enter(SequenceState.DECODING)
-
-    def _may_copy(self, first: Sequence, row: int) -> bool:
-        # What has gone on beyond its prompt cannot be cut back to it in every cache.
-        prompt = len(first.prompt)
-        return first.computed == prompt or self._runner.can_rewind(row, prompt)
-
-    def _fork(self, first: Sequence) -> list[Sequence]:
-        """Start the other answers of a generation whose prompt has just been computed."""
-        if first.prepared.n == 1:
-            return []
-        others = [s for s in self._answers(first.generation_id) if s is not first]
-        for other in others:
-            self._start(other)
-            assert first.seq_id is not None
-            other.seq_id, other.computed = self._cache.take_row(), first.computed
-            self._runner.copy(first.seq_id, other.seq_id, first.computed)
-            other.cached = first.cached
-            other.enter(SequenceState.DECODING)
-        return others
 
     # ------------------------------------------------------------------------------- cells
 
@@ -269,28 +231,10 @@ class Scheduler:
         """See to it that every decoding sequence is promised the cell for its next token, the
         oldest first: where the pool is out, the newest generation gives way."""
         for sequence in list(self._sequences.values()):
-            while sequence.state is SequenceState.DECODING and not self._has_next_cell(sequence):
+            while sequence.state is SequenceState.DECODING:
+                if self._needs.promise_next(sequence):
+                    break
                 self._give_way(sequence)
-
-    def _has_next_cell(self, sequence: Sequence) -> bool:
-        hold = sequence.hold
-        shortfall = self._cells_needed(sequence) - hold.cells
-        if shortfall <= 0:
-            return True
-        return self._ledger.extend(hold, max(shortfall, self._headroom(sequence))) >= shortfall
-
-    def _cells_needed(self, sequence: Sequence) -> int:
-        """Cells for all that a generation's answers have so far; the prompt counts once."""
-        if sequence.prepared.n == 1:
-            return sequence.length
-        answers = self._answers(sequence.generation_id)
-        return len(sequence.prompt) + sum(answer.generated for answer in answers)
-
-    def _headroom(self, sequence: Sequence) -> int:
-        """Cells that a sequence is promised beyond what it has, where there are as many."""
-        left = sequence.prepared.max_tokens - sequence.generated
-        room = self._ledger.max_ctx - sequence.length + 1
-        return min(self._ledger.decode_headroom, room, left)
 
     def _give_way(self, claimant: Sequence) -> None:
         """Pause the newest generation, so that an older one has cells; or end ``claimant`` where
@@ -302,8 +246,8 @@ class Scheduler:
         if len(running) == 1 and self._ledger.committed == claimant.hold.cells:
             self._finish(claimant, _NO_CELLS)
             return
-        for sequence in self._answers(newest):
-            self._give_row_back(sequence, keep=False)
+        for sequence in self._held.answers(newest):
+            self._held.give_row_back(sequence, keep=False)
             if sequence.state is not SequenceState.QUEUED:
                 sequence.enter(SequenceState.PAUSED)
         self._ledger.pause(running[newest])
@@ -317,36 +261,101 @@ class Scheduler:
                 continue
             # What the running ones want next stays free: else it would be paused again at once.
             running = [s for s in self._sequences.values() if not s.hold.paused]
-            wanted = sum(max(0, self._headroom(other)) for other in running)
-            answers = len(self._answers(sequence.generation_id))
-            needed = self._cells_needed(sequence) + answers * max(1, self._headroom(sequence))
-            cells = min(needed, self._ledger.pool)
-            if not self._ledger.try_resume(sequence.hold, cells, spare=wanted):
+            wanted = sum(max(0, self._needs.headroom(other)) for other in running)
+            if not self._needs.resume(sequence, wanted):
                 return
 
     # ---------------------------------------------------------------------------- outputs
 
     def _take_outputs(self, planned: Iterable[Planned]) -> None:
-        for index, item in enumerate(planned):
+        """Without a drafter."""
+        output = -1
+        for item in planned:
             sequence = item.sequence
+            output += item.slice.outputs
             if sequence.state is SequenceState.RETIRED:
                 continue  # failed together with another answer of its generation, just now
             sequence.computed += len(item.slice.tokens)
             if sequence.state is SequenceState.PREFILLING:
-                self._prompt_tokens += len(item.slice.tokens)
-                if sequence.computed == sequence.to_prefill:
-                    sequence.enter(SequenceState.DECODING)
-            if not item.slice.wants_output:
+                self._prefilled(item)
+            if not item.slice.outputs:
                 continue
             answers = [sequence]
             if not sequence.answer:
-                assert sequence.seq_id is not None
-                if sequence.prepared.cache_prompt:
-                    self._cache.computed(sequence.seq_id, sequence.prompt)
-                answers += self._fork(sequence)
+                answers += self._held.start_others(sequence)
+                self._held.share_prompt(sequence, answers[1:])
             for answer in answers:
-                if not self._take_token(answer, index):
+                if not self._take_token(answer, output):
                     break
+
+    def _prefilled(self, item: Planned) -> None:
+        sequence = item.sequence
+        self._prompt_tokens += len(item.slice.tokens)
+        if sequence.computed == sequence.to_prefill:
+            sequence.enter(SequenceState.DECODING)
+
+    def _take_runs(self, planned: list[Planned], drafter: Drafter) -> None:
+        """With a drafter. First everybody chooses tokens, then the draft looks at what stays of the
+        batch, and only then are rows rewound, copied and given back."""
+        taken: list[list[Run]] = []
+        kept: list[int] = []
+        failing: set[int] = set()
+        first = 0
+        for item in planned:
+            sequence, outputs = item.sequence, item.slice.outputs
+            if sequence.generation_id in failing:
+                # Its cells go together with those of the answer that could not go on.
+                stays, runs = 0, []
+            elif sequence.state is SequenceState.PREFILLING or not outputs:
+                stays = len(item.slice.tokens)
+                runs = self._first_runs(sequence, first) if outputs else []
+            else:
+                run = self._run(sequence, first, item.slice.tokens[1:])
+                stays, runs = run.kept, [run]
+            failing.update(r.sequence.generation_id for r in runs if r.error is not None)
+            kept.append(stays)
+            taken.append(runs)
+            first += outputs
+        drafter.observe([item.slice for item in planned], kept, taken)
+        for item, stays, runs in zip(planned, kept, taken, strict=True):
+            self._settle(item, stays, runs)
+
+    def _first_runs(self, first: Sequence, output: int) -> list[Run]:
+        """The first tokens of all answers to a prompt."""
+        runs: list[Run] = []
+        for answer in (first, *self._held.start_others(first)):
+            runs.append(self._run(answer, output, ()))
+            if runs[-1].error is not None:
+                break
+        return runs
+
+    def _run(self, sequence: Sequence, output: int, proposals: AbstractSequence[int]) -> Run:
+        return take_run(sequence, output, proposals, self._runner, room=self._ledger.room)
+
+    def _settle(self, item: Planned, stays: int, runs: list[Run]) -> None:
+        sequence = item.sequence
+        if sequence.state is SequenceState.RETIRED:
+            return
+        sequence.computed += stays
+        if sequence.state is SequenceState.PREFILLING:
+            self._prefilled(item)
+            if runs:
+                others = [
+                    s for s in self._held.answers(sequence.generation_id) if s is not sequence
+                ]
+                self._held.share_prompt(sequence, others)
+        elif stays < len(item.slice.tokens):
+            self._held.rewind(sequence)
+        for run in runs:
+            generation_id = run.sequence.generation_id
+            self._events += [(generation_id, delta) for delta in run.deltas]
+            if run.error is not None:
+                self._completion_tokens += run.kept - 1
+                self._fail_by_grammar(generation_id, run.error)
+                return
+            self._completion_tokens += run.kept
+            if run.ending is not None:
+                self._finish(run.sequence, run.ending)
 
     def _take_token(self, sequence: Sequence, output: int) -> bool:
         """False: the whole generation has failed."""
@@ -354,8 +363,7 @@ class Scheduler:
         try:
             deltas, ending = take_token(sequence, output, self._runner, room=self._ledger.room)
         except ConstraintError as error:
-            failure = Failed(f"the answer's grammar: {error}", is_the_requests=True)
-            self._fail(generation_id, failure)
+            self._fail_by_grammar(generation_id, error)
             return False
         self._completion_tokens += 1
         self._events += [(generation_id, delta) for delta in deltas]
@@ -363,20 +371,30 @@ class Scheduler:
             self._finish(sequence, ending)
         return True
 
+    def _fail_by_grammar(self, generation_id: int, error: ConstraintError) -> None:
+        failure = Failed(f"the answer's grammar: {error}", is_the_requests=True)
+        self._fail(generation_id, failure)
+
     # ----------------------------------------------------------------------------- endings
 
     def _finish(self, sequence: Sequence, ending: Ending) -> None:
         text = sequence.text
         if text is not None and ending.reason != "cancelled":
             self._events += [(sequence.generation_id, delta) for delta in text.finish()]
+        accepted = rejected = None if self._drafter is None else 0
+        if sequence.drafts is not None:
+            accepted = sequence.drafts.accepted
+            rejected = sequence.drafts.proposed - accepted
         usage = Usage(
             prompt_tokens=len(sequence.prompt),
             completion_tokens=sequence.generated,
             cached_tokens=sequence.cached,
             reasoning_tokens=text.reasoning_tokens if text is not None else 0,
             thinking_closed_by=text.thinking_closed_by if text is not None else None,
+            accepted_drafts=accepted,
+            rejected_drafts=rejected,
         )
-        self._free(sequence)
+        self._held.free(sequence)
         self._retire(
             sequence,
             Finished(ending.reason, usage, ending.stop_sequence, ending.detail, sequence.index),
@@ -384,30 +402,11 @@ class Scheduler:
 
     def _fail(self, generation_id: int, failure: Failed, *, device_is_lost: bool = False) -> None:
         """End all of a generation's answers that have not ended, with one failure for all."""
-        answers = self._answers(generation_id)
+        answers = self._held.answers(generation_id)
         for sequence in answers:
-            self._free(sequence, device_is_lost=device_is_lost)
+            self._held.free(sequence, device_is_lost=device_is_lost)
         for sequence in answers:
             self._retire(sequence, failure if sequence is answers[0] else None)
-
-    def _free(self, sequence: Sequence, *, device_is_lost: bool = False) -> None:
-        """Give back what it holds in the engine. Comes before its ending is told: should the
-        device refuse, then that error is its one ending."""
-        sampler, sequence.sampler = sequence.sampler, None
-        if sampler is not None:
-            sampler.close()
-        if device_is_lost and sequence.seq_id is not None:
-            self._cache.lose(sequence.seq_id)
-            sequence.seq_id = None
-        # Of several answers the first is as good as any to go on from.
-        self._give_row_back(sequence, keep=not sequence.index)
-
-    def _give_row_back(self, sequence: Sequence, *, keep: bool) -> None:
-        row, sequence.seq_id = sequence.seq_id, None
-        if row is not None:
-            keep = keep and sequence.prepared.cache_prompt
-            self._cache.end(row, sequence.tokens(0, sequence.computed), keep=keep)
-        sequence.computed = 0
 
     def _retire(self, sequence: Sequence, ending: Finished | Failed | None) -> None:
         """``ending``: what is told of it; ``None`` where another answer's failure says it all."""
@@ -416,7 +415,7 @@ class Scheduler:
         sequence.enter(SequenceState.RETIRED)
         if ending is not None:
             self._events.append((generation_id, ending))
-        if not self._answers(generation_id):
+        if not self._held.answers(generation_id):
             self._events.append((generation_id, Retired()))
 
     # --------------------------------------------------------------------------- inspection
@@ -446,4 +445,5 @@ class Scheduler:
             bytes_stored=self._store.size_bytes if self._store is not None else 0,
             prompt_tokens=self._prompt_tokens,
             completion_tokens=self._completion_tokens,
+            drafts=self._drafter.statistics() if self._drafter is not None else None,
         )

@@ -144,6 +144,7 @@ class ScriptedRunner:
         slots: int = 1,
         cells: int = 4096,
         shares_cells: bool = True,
+        rewinds_freely: bool = True,
         launches_ahead: bool = False,
         window: int | None = None,
         script: Script | None = None,
@@ -152,8 +153,9 @@ class ScriptedRunner:
         architecture: str = "scripted",
         saving_costs: float = 0.0,
     ) -> None:
-        """``window``: tokens that a row remembers for going back; ``None``: all. ``script`` forces
-        tokens; ``before_decode`` runs in each step and may block or raise."""
+        """``window``: tokens that a row remembers for going back; ``None``: all, and none without
+        ``rewinds_freely``. ``script`` forces tokens; ``before_decode`` runs in each step and may
+        block or raise."""
         self.info = ModelInfo(
             architecture=architecture,
             description="scripted",
@@ -173,6 +175,7 @@ class ScriptedRunner:
         self._script = script
         self._before_decode = before_decode
         self.shares_cells = shares_cells
+        self.rewinds_freely = rewinds_freely
         self.launches_ahead = launches_ahead
         self.saving_costs = saving_costs
         self._histories: list[list[int]] = [[] for _ in range(slots)]
@@ -184,7 +187,7 @@ class ScriptedRunner:
         self._sharers: Counter[int] = Counter()
         self._next_cell = count()
         # For each output: the checksum and the length of the history, and, for a script, itself.
-        self._outputs: dict[int, tuple[int, int, bytes]] = {}
+        self._outputs: list[tuple[int, int, bytes]] = []
         self._aborted = threading.Event()
 
     def new_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> ScriptedSampler:
@@ -202,6 +205,8 @@ class ScriptedRunner:
         for item in batch:
             if not item.tokens:
                 raise EngineError("an empty slice")
+            if item.outputs > len(item.tokens):
+                raise EngineError("more outputs than tokens")
             if item.position != len(self._histories[item.seq_id]):
                 raise EngineError(
                     f"sequence {item.seq_id} continues at {len(self._histories[item.seq_id])}, "
@@ -216,27 +221,27 @@ class ScriptedRunner:
         if self.cells_used + sum(len(item.tokens) for item in batch) > self._cells:
             return DecodeOutcome.NO_CELLS
         self._outputs.clear()
-        for index, item in enumerate(batch):
+        for item in batch:
             history, checksums = self._histories[item.seq_id], self._checksums[item.seq_id]
-            for token in item.tokens:
+            wordless = len(item.tokens) - item.outputs
+            for index, token in enumerate(item.tokens):
                 before = checksums[-1] if checksums else 0
                 history.append(token)
                 checksums.append(zlib.crc32(token.to_bytes(2, "little"), before))
                 cell = next(self._next_cell)
                 self._cell_ids[item.seq_id].append(cell)
                 self._sharers[cell] = 1
+                if index >= wordless:
+                    said = bytes(t for t in history if t < _BYTES) if self._script else b""
+                    self._outputs.append((checksums[-1], len(history), said))
             self.decoded_tokens += len(item.tokens)
-            if item.wants_output:
-                said = bytes(t for t in history if t < _BYTES) if self._script else b""
-                self._outputs[index] = (checksums[-1], len(history), said)
         return DecodeOutcome.DONE
 
     def logits(self, output: int) -> list[float]:
-        """A row of VOCAB_SIZE floats for a slice that wanted one."""
-        try:
-            checksum, length, said = self._outputs[output]
-        except KeyError:
-            raise EngineError(f"no logits for slice {output}") from None
+        """A row of VOCAB_SIZE floats, for an output of the last batch."""
+        if not 0 <= output < len(self._outputs):
+            raise EngineError(f"no logits for output {output}")
+        checksum, length, said = self._outputs[output]
         logits = [0.0] * VOCAB_SIZE
         forced = self._script(said, length) if self._script is not None else None
         if forced is not None:
@@ -305,6 +310,8 @@ class ScriptedRunner:
         self._sharers.update(self._cell_ids[seq_id])
 
     def can_rewind(self, seq_id: int, length: int) -> bool:
+        if not self.rewinds_freely:
+            return length == len(self._histories[seq_id])
         return self._window is None or len(self._histories[seq_id]) - length <= self._window
 
     def abort(self) -> None:

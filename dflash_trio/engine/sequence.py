@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
 from enum import Enum
+from typing import overload
 
 from attrs import define, field
 
@@ -33,6 +34,7 @@ from ..generation.events import ThinkingClosedBy
 from ..generation.request import PreparedPrompt
 from .admission import Hold
 from .answer_text import AnswerText
+from .drafting.record import DraftRecord
 from .model_runner import TokenSampler
 
 
@@ -88,6 +90,8 @@ class Sequence:
     """Tokens sampled. While it is decoding, the last one is not yet in the KV cache."""
     cached: int = field(default=0, init=False)
     """Tokens of the prompt that were in the cache when it began."""
+    drafts: DraftRecord | None = field(default=None, init=False)
+    """From its start on, where there are drafts."""
 
     @property
     def prompt(self) -> AbstractSequence[int]:
@@ -127,6 +131,40 @@ class Sequence:
         if state not in LAWFUL[self.state]:
             raise UnlawfulTransition(f"{self.state.value} -> {state.value}")
         self.state = state
+
+
+class TokenView(AbstractSequence[int]):
+    """All tokens of a sequence, prompt and answer, as it grows. Copies none but what is sliced."""
+
+    __slots__ = ("_answer", "_prompt")
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._prompt = sequence.prompt
+        self._answer = sequence.answer
+
+    def __len__(self) -> int:
+        return len(self._prompt) + len(self._answer)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> AbstractSequence[int]: ...
+    def __getitem__(self, place: int | slice) -> int | AbstractSequence[int]:
+        prompt = len(self._prompt)
+        if isinstance(place, int):
+            if place < 0:
+                place += prompt + len(self._answer)
+            if place < 0:
+                raise IndexError("before the first token")
+            return self._prompt[place] if place < prompt else self._answer[place - prompt]
+        begin, end, step = place.indices(prompt + len(self._answer))
+        if step != 1:
+            return tuple(self[at] for at in range(begin, end, step))
+        if begin >= prompt:
+            return self._answer[begin - prompt : max(0, end - prompt)]
+        if end <= prompt:
+            return self._prompt[begin:end]
+        return (*self._prompt[begin:], *self._answer[: end - prompt])
 
 
 def cells_used(sequences: Iterable[Sequence]) -> int:

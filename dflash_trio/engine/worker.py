@@ -20,6 +20,10 @@ from attrs import frozen
 from ..generation.request import PreparedPrompt
 from ..generation.status import EngineStatistics
 from .admission import Hold, KVLedger
+from .drafting.controller import DraftController
+from .drafting.drafter import Drafter
+from .drafting.lazy import LazyDraft
+from .drafting.provider import DraftProvider
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
 from .prefix_store import PrefixStore
 from .scheduler import Delivery, Scheduler
@@ -43,6 +47,12 @@ class LoadedModel:
     """Whole prompts that are kept."""
     store: PrefixStore | None = None
     """Where what is kept outlives the process. The worker closes it."""
+    drafts: DraftProvider | None = None
+    """Who guesses what sequences say next. The worker closes it, before the runner."""
+    draft_device: str | None = None
+    """Where that computes; ``None``: on no device of its own."""
+    verify_limit: int = 0
+    """Tokens that a batch with guesses may have; the runner has room for an output of each."""
 
 
 Load = Callable[[Callable[[float], None], threading.Event], LoadedModel]
@@ -67,6 +77,7 @@ class Ready:
     vocabulary: Vocabulary
     ledger: KVLedger
     warnings: tuple[str, ...]
+    draft_device: str | None = None
 
 
 @frozen
@@ -132,6 +143,7 @@ class EngineWorker:
         self._stop_loading = threading.Event()
         self._runner: ModelRunner | None = None
         self._store: PrefixStore | None = None
+        self._drafts: DraftProvider | None = None
         self._store_deadline: float | None = None
         self.statistics = EngineStatistics()
         """Published whole after each step; read from any thread."""
@@ -201,6 +213,11 @@ class EngineWorker:
 
     def _close_runner(self) -> None:
         try:
+            if self._drafts is not None:
+                self._drafts.close()
+        except Exception:
+            log.exception("the draft of %s could not be freed", self._name)
+        try:
             if self._runner is not None:
                 self._runner.close()
         except Exception:
@@ -216,6 +233,7 @@ class EngineWorker:
         model = self._load(self._report_progress, self._stop_loading)
         self._runner = runner = model.runner
         self._store = model.store
+        self._drafts = model.drafts
         with self._batch_lock:
             # Nobody's batch, but one that stop() may cut.
             runner.rearm()
@@ -235,10 +253,17 @@ class EngineWorker:
             prefixes=model.prefixes,
             prompts=model.prompts,
             store=model.store,
+            drafter=_drafter(model),
             on_batch=self._on_batch,
             on_launch=lambda: self._publish(scheduler),
         )
-        self._deliver(Ready(runner.info, runner.vocabulary, model.ledger, model.warnings))
+        self.statistics = scheduler.statistics()
+        self._deliver(
+            Ready(
+                *(runner.info, runner.vocabulary, model.ledger, model.warnings),
+                draft_device=model.draft_device,
+            )
+        )
         try:
             while self._take_inbox(scheduler):
                 # Who was cancelled is retired already: somebody may wait for that place, and
@@ -272,7 +297,7 @@ class EngineWorker:
         False: stop.
         """
         # Nobody tells the thread that cells have come back, so it looks again after a while.
-        timeout = None if scheduler.idle else _BLOCKED_INTERVAL
+        timeout = self._rest() if scheduler.idle else _BLOCKED_INTERVAL
         block = scheduler.idle or self._blocked
         while True:
             try:
@@ -282,6 +307,8 @@ class EngineWorker:
             block = False
             match message:
                 case _Submit(generation_id, prepared, hold):
+                    if isinstance(self._drafts, LazyDraft):
+                        self._drafts.wake()
                     scheduler.add(Sequence(generation_id, prepared, hold))
                 case _Cancel(generation_id):
                     scheduler.cancel(generation_id)
@@ -291,6 +318,10 @@ class EngineWorker:
                     scheduler.finalize_all()
                 case _Stop():
                     return False
+
+    def _rest(self) -> float | None:
+        """Nothing runs. Seconds until the draft wants to be looked at; ``None``: for ever."""
+        return self._drafts.rest() if isinstance(self._drafts, LazyDraft) else None
 
     def _on_batch(self, generations: frozenset[int], tokens: int) -> None:
         with self._batch_lock:
@@ -324,3 +355,14 @@ class EngineWorker:
 
     def _report_progress(self, fraction: float) -> None:
         self._deliver(LoadProgress(fraction))
+
+
+def _drafter(model: LoadedModel) -> Drafter | None:
+    if model.drafts is None:
+        return None
+    controller = DraftController(
+        model.drafts.longest,
+        verify_limit=model.verify_limit,
+        partitioned=not model.runner.shares_cells,
+    )
+    return Drafter(model.drafts, controller)

@@ -33,6 +33,10 @@ class Usage:
     """Those of the completion that were thinking, with what opened and closed it."""
     thinking_closed_by: ThinkingClosedBy | None = None
     """Who closed the block of thinking; ``None``: nobody, or there was none."""
+    accepted_drafts: int | None = None
+    """Tokens of the completion that a draft had guessed; ``None``: the model has no draft."""
+    rejected_drafts: int | None = None
+    """Guesses that were verified and not taken."""
 
 
 CONTENT = "content"

@@ -26,6 +26,37 @@ class LedgerStatistics:
 
 
 @frozen
+class DraftStatistics:
+    """What became of a model's drafts, since it loaded."""
+
+    kind: str
+    """``prompt-lookup``, ``draft-model``, ``dflash``."""
+    steps: int = 0
+    """Steps of the model in which guesses were verified."""
+    runs: int = 0
+    """How often a sequence had guesses verified: as often as it had a part in those steps."""
+    proposed: int = 0
+    """Tokens that were guessed and verified."""
+    accepted: int = 0
+    """Those of them that came."""
+    draft_seconds: float = 0.0
+    """Time that went into guessing."""
+    verify_seconds: float = 0.0
+    """Time of the steps that verified, their sampling included."""
+
+    @property
+    def acceptance(self) -> float | None:
+        """The share of guesses that came, 0 to 1; ``None`` before the first."""
+        return self.accepted / self.proposed if self.proposed else None
+
+    @property
+    def committed_per_run(self) -> float | None:
+        """Tokens that a sequence got out of a step with guesses, on average: those that were right,
+        and the one that the model adds itself. ``None`` before the first."""
+        return 1 + self.accepted / self.runs if self.runs else None
+
+
+@frozen
 class EngineStatistics:
     """What a worker last published, once per step."""
 
@@ -47,6 +78,8 @@ class EngineStatistics:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     """Totals since the model loaded."""
+    drafts: DraftStatistics | None = None
+    """``None``: the model has no draft."""
 
 
 @frozen
@@ -67,6 +100,30 @@ class DraftStatus:
     kind: str | None = None
     acceptance: float | None = None
     """The share of drafted tokens that were accepted, 0 to 1; ``None`` before the first."""
+    committed_per_step: float | None = None
+    """Tokens that a sequence got out of a step with guesses, on average: those that were accepted,
+    and one more. ``None`` before the first."""
+    proposed: int | None = None
+    accepted: int | None = None
+    """Drafted tokens that were verified, and those of them that came."""
+    draft_seconds: float | None = None
+    verify_seconds: float | None = None
+    """Time that went into guessing, and of the steps that verified."""
+
+    @classmethod
+    def of(cls, drafts: DraftStatistics | None) -> DraftStatus:
+        """``None``: there is no draft."""
+        if drafts is None:
+            return cls()
+        return cls(
+            kind=drafts.kind,
+            acceptance=drafts.acceptance,
+            committed_per_step=drafts.committed_per_run,
+            proposed=drafts.proposed,
+            accepted=drafts.accepted,
+            draft_seconds=drafts.draft_seconds,
+            verify_seconds=drafts.verify_seconds,
+        )
 
 
 @frozen

@@ -330,6 +330,7 @@ class ServedModel:
         """A snapshot. ``phases``: of this model's reservations."""
         in_flight = dict.fromkeys(("reserved", "prefill", "decode", "draining"), 0)
         in_flight.update(Counter(phases))
+        engine, ready = self.client.statistics, self.client.ready
         return ModelStatus(
             name=self.name,
             aliases=self.config.aliases,
@@ -337,7 +338,7 @@ class ServedModel:
             architecture=self.info.architecture,
             placement=PlacementStatus(
                 target_device=self.info.device,
-                draft_device=None,
+                draft_device=ready.draft_device if ready is not None else None,
                 threads=self.info.threads,
                 gpu_layers=self.info.gpu_layers,
             ),
@@ -346,9 +347,9 @@ class ServedModel:
             trained_ctx=self.info.trained_ctx,
             vocab_size=self.info.vocab_size,
             ledger=self.ledger.statistics(),
-            engine=self.client.statistics,
+            engine=engine,
             in_flight=in_flight,
-            draft=DraftStatus(),
+            draft=DraftStatus.of(engine.drafts),
             healthy=self.healthy,
             unhealthy_reason=self.client.unhealthy_reason,
             drains=self.config.sigterm_policy == "drain",

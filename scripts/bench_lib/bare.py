@@ -98,10 +98,12 @@ class Loop:
             outcome = self._runner.decode([item for _, item in planned])
             if outcome is not DecodeOutcome.DONE:
                 raise SystemExit(f"a step ended with: {outcome.value}")
-            for output, (s, item) in enumerate(planned):
+            output = -1
+            for s, item in planned:
                 s.computed += len(item.tokens)
-                if not item.wants_output:
+                if not item.outputs:
                     continue
+                output += 1
                 if not s.answer:
                     self._cache.computed(s.row, s.prompt)
                 token = s.sampler.sample(output)
@@ -120,7 +122,7 @@ class Loop:
 
     def _plan(self, running: list[Running]) -> list[tuple[Running, BatchSlice]]:
         planned = [
-            (s, BatchSlice(s.row, s.computed, (s.answer[-1],), True)) for s in running if s.answer
+            (s, BatchSlice(s.row, s.computed, (s.answer[-1],), 1)) for s in running if s.answer
         ]
         # Shared out by the engine's own rule, which asks no more of a sequence than ours have.
         prefilling = cast(Any, [s for s in running if not s.answer])
@@ -128,7 +130,7 @@ class Loop:
         for s, share in shares:
             end = s.computed + share
             tokens = s.prompt[s.computed : end]
-            planned.append((s, BatchSlice(s.row, s.computed, tokens, end == s.to_prefill)))
+            planned.append((s, BatchSlice(s.row, s.computed, tokens, int(end == s.to_prefill))))
         return planned
 
     def _begin(

@@ -46,7 +46,7 @@ _dflash_server() {
         --log-level)
             _dflash_server_words "$word" "debug info warning error"
             ;;
-        --host | --port | --routing-queue-limit | --api-key | --cors-origin | --drain-timeout | --client-stall-timeout | --max-body-bytes | --max-connections | --model-name | --alias | --gpu-layers | --threads | --max-ctx | --max-concurrency | --kv-pool-tokens | --decode-headroom | --fa-window | --chunk | --rope-freq-base | --rope-freq-scale | --default-max-tokens | --hard-limit-reply-budget | --think-max-tokens | --reasoning-effort-low | --reasoning-effort-medium | --reasoning-effort-high | --reasoning-effort-x-high | --reasoning-effort-max | --temperature | --top-p | --top-k | --min-p | --repeat-penalty | --seed | --prefix-cache-slots | --prefill-cache-slots | --ds4-expert-top-k | --target-devices | --target-layer-split)
+        --host | --port | --routing-queue-limit | --api-key | --cors-origin | --drain-timeout | --client-stall-timeout | --max-body-bytes | --max-connections | --model-name | --alias | --gpu-layers | --threads | --max-ctx | --max-concurrency | --kv-pool-tokens | --decode-headroom | --fa-window | --chunk | --rope-freq-base | --rope-freq-scale | --default-max-tokens | --hard-limit-reply-budget | --think-max-tokens | --reasoning-effort-low | --reasoning-effort-medium | --reasoning-effort-high | --reasoning-effort-x-high | --reasoning-effort-max | --temperature | --top-p | --top-k | --min-p | --repeat-penalty | --seed | --prefix-cache-slots | --prefill-cache-slots | --draft-device | --draft-max | --ds4-expert-top-k | --target-devices | --target-layer-split)
             :
             ;;
         --api-key-file | --tls-cert | --tls-key | --chat-template-file | --model-card)
@@ -70,6 +70,9 @@ _dflash_server() {
         --disk-prefix-cache)
             _dflash_server_words "$word" "off"; _dflash_server_folders "$word"
             ;;
+        --draft)
+            _dflash_server_words "$word" "prompt-lookup"; _dflash_server_files "$word" .gguf
+            ;;
         --on-sigterm)
             _dflash_server_words "$word" "drain finalize"
             ;;
@@ -78,7 +81,7 @@ _dflash_server() {
             ;;
         *)
             if [[ $word == -* ]]; then
-                _dflash_server_words "$word" "--load-balancing --load-balancing-primary-gpu --config --check --list-devices --log-format --log-level --version --help --host --port --routing-queue-limit --api-key --api-key-file --cors-origin --no-cors --drain-timeout --client-stall-timeout --max-body-bytes --max-connections --tls-cert --tls-key --model --model-name --alias --target-device --gpu-layers --cpu-moe --threads --no-mmap --mlock --max-ctx --max-concurrency --kv-pool-tokens --decode-headroom --cache-type-k --cache-type-v --flash-attn --fa-window --chunk --rope-freq-base --rope-freq-scale --chat-template-file --model-card --default-max-tokens --hard-limit-reply-budget --think-max-tokens --reasoning-effort-low --reasoning-effort-medium --reasoning-effort-high --reasoning-effort-x-high --reasoning-effort-max --thinking --tool-parser --temperature --top-p --top-k --min-p --repeat-penalty --seed --prefix-cache-slots --prefill-cache-slots --disk-prefix-cache --on-sigterm --ds4-fused-decode --ds4-expert-top-k --ds4-prefill --target-devices --target-layer-split --peer-access"
+                _dflash_server_words "$word" "--load-balancing --load-balancing-primary-gpu --config --check --list-devices --log-format --log-level --version --help --host --port --routing-queue-limit --api-key --api-key-file --cors-origin --no-cors --drain-timeout --client-stall-timeout --max-body-bytes --max-connections --tls-cert --tls-key --model --model-name --alias --target-device --gpu-layers --cpu-moe --threads --no-mmap --mlock --max-ctx --max-concurrency --kv-pool-tokens --decode-headroom --cache-type-k --cache-type-v --flash-attn --fa-window --chunk --rope-freq-base --rope-freq-scale --chat-template-file --model-card --default-max-tokens --hard-limit-reply-budget --think-max-tokens --reasoning-effort-low --reasoning-effort-medium --reasoning-effort-high --reasoning-effort-x-high --reasoning-effort-max --thinking --tool-parser --temperature --top-p --top-k --min-p --repeat-penalty --seed --prefix-cache-slots --prefill-cache-slots --disk-prefix-cache --draft --draft-device --draft-max --lazy-draft --on-sigterm --ds4-fused-decode --ds4-expert-top-k --ds4-prefill --target-devices --target-layer-split --peer-access"
             else
                 _dflash_server_files "$word" .gguf
             fi

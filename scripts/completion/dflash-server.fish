@@ -65,6 +65,10 @@ complete -c dflash-server -l seed -d 'The seed of requests that name none; -1 is
 complete -c dflash-server -l prefix-cache-slots -d 'Ended sequences kept for prompts that begin alike; 0 keeps none.' -x
 complete -c dflash-server -l prefill-cache-slots -d 'Whole prompts kept as such, beside what became of them.' -x
 complete -c dflash-server -l disk-prefix-cache -d 'A folder that keeps prompt beginnings over restarts, in the clear.' -x -a 'off (__fish_complete_directories)'
+complete -c dflash-server -l draft -d 'The GGUF file of a draft for speculative decoding, or prompt-lookup.' -x -a 'prompt-lookup (__fish_complete_suffix .gguf)'
+complete -c dflash-server -l draft-device -d 'Where the draft loads.' -x
+complete -c dflash-server -l draft-max -d 'Tokens drafted at a time.' -x
+complete -c dflash-server -l lazy-draft -d 'Load the draft when a request comes, and free it after five idle minutes.'
 complete -c dflash-server -l on-sigterm -d 'On shutdown, finish this model\'s active requests or end them properly at once.' -x -a 'drain finalize'
 complete -c dflash-server -l ds4-fused-decode -d 'DeepSeek V4: decode in fused kernels, as is done wherever there are any.'
 complete -c dflash-server -l ds4-expert-top-k -d 'DeepSeek V4: experts that a token uses.' -x
@@ -136,6 +140,10 @@ complete -c dflash_server -l seed -d 'The seed of requests that name none; -1 is
 complete -c dflash_server -l prefix-cache-slots -d 'Ended sequences kept for prompts that begin alike; 0 keeps none.' -x
 complete -c dflash_server -l prefill-cache-slots -d 'Whole prompts kept as such, beside what became of them.' -x
 complete -c dflash_server -l disk-prefix-cache -d 'A folder that keeps prompt beginnings over restarts, in the clear.' -x -a 'off (__fish_complete_directories)'
+complete -c dflash_server -l draft -d 'The GGUF file of a draft for speculative decoding, or prompt-lookup.' -x -a 'prompt-lookup (__fish_complete_suffix .gguf)'
+complete -c dflash_server -l draft-device -d 'Where the draft loads.' -x
+complete -c dflash_server -l draft-max -d 'Tokens drafted at a time.' -x
+complete -c dflash_server -l lazy-draft -d 'Load the draft when a request comes, and free it after five idle minutes.'
 complete -c dflash_server -l on-sigterm -d 'On shutdown, finish this model\'s active requests or end them properly at once.' -x -a 'drain finalize'
 complete -c dflash_server -l ds4-fused-decode -d 'DeepSeek V4: decode in fused kernels, as is done wherever there are any.'
 complete -c dflash_server -l ds4-expert-top-k -d 'DeepSeek V4: experts that a token uses.' -x

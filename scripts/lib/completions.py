@@ -22,6 +22,8 @@ ORIGIN = "Made by scripts/lib/completions.py from the table of options: change i
 
 _ENDINGS = {"model": "gguf", "draft": "gguf", "prefill-drafter": "gguf", "config": "toml"}
 """Options whose files end alike."""
+_MORE_WORDS = {"draft": ("prompt-lookup",)}
+"""Words that stand in the place of a file."""
 _FILES, _FOLDERS = ("PATH", "FILE", "FILE.toml"), ("DIR", "DIR|off")
 
 OFFERED: Sequence[Option] = [option for option in OPTIONS if option.available]
@@ -45,7 +47,9 @@ def _takes_folder(option: Option) -> bool:
 
 
 def _words(option: Option) -> tuple[str, ...]:
-    return option.takes.words if option.takes is not None else ()
+    if option.takes is None:
+        return ()
+    return option.takes.words + _MORE_WORDS.get(option.name, ())
 
 
 # ------------------------------------------------------------------------------------- bash
@@ -158,6 +162,8 @@ def _zsh_spec(option: Option) -> str:
     elif _takes_file(option):
         ending = _ENDINGS.get(option.name)
         action = f'_files -g "*.{ending}"' if ending else "_files"
+        if words:
+            action = f'_alternative "w:word:({words})" "f:file:{action.replace(chr(34), "")}"'
     else:
         action = f"({words})" if words else " "
     return f"'*{option.flag}=[{text}]:{name}:{action}'"

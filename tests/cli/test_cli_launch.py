@@ -33,9 +33,8 @@ QWEN_AND_DS4 = """
   --default-max-tokens 2048 --hard-limit-reply-budget 1024
   --prefix-cache-slots 0 --prefill-cache-slots 0 --disk-prefix-cache off {ds4_flags}
 """
-LATER_PARTS = {"qwen_draft": "--draft /models/qwen38-dflash2.gguf --draft-device hip:0"}
-NO_PARTS = {
-    "qwen_draft": "",
+PARTS = {
+    "qwen_draft": "--draft /models/qwen38-dflash2.gguf --draft-device hip:0",
     "ds4_flags": "--ds4-fused-decode --ds4-expert-top-k 6 --ds4-prefill exact",
 }
 
@@ -229,6 +228,28 @@ def test_a_remote_draft_is_refused_beside_balancing() -> None:
     message = refusal_of("--load-balancing a.gguf --draft-device rpc:host:50052 --model b.gguf")
     assert message.startswith("--draft-device rpc:host:50052 is remote")
     assert "(model block 1 (a))" in message
+
+
+def test_a_remote_draft_is_not_there_yet_without_balancing_either() -> None:
+    message = refusal_of("a.gguf --draft d.gguf --draft-device rpc:host:50052")
+    assert message.startswith("--draft-device rpc:host:50052 is remote, and drafts on other hosts")
+
+
+@pytest.mark.parametrize("option", ["--draft-device cpu:0", "--draft-max 3", "--lazy-draft"])
+def test_options_of_a_draft_want_one(option: str) -> None:
+    message = refusal_of(f"a.gguf {option}")
+    assert message.startswith(f"{option.split()[0]} has no draft to be about (model block 1 (a))")
+    parse(f"a.gguf --draft d.gguf {option}")
+
+
+@pytest.mark.parametrize("option", ["--draft-device cpu:0", "--lazy-draft"])
+def test_prompt_lookup_has_no_device_and_nothing_to_load(option: str) -> None:
+    message = refusal_of(f"a.gguf --draft prompt-lookup {option}")
+    assert message.startswith(f"{option.split()[0]} has no meaning with --draft prompt-lookup")
+    (model,) = parse("a.gguf --draft prompt-lookup --draft-max 3").config.models
+    assert (model.draft, model.draft_file, model.draft_max) == ("prompt-lookup", None, 3)
+    (model,) = parse("a.gguf --draft ./prompt-lookup").config.models
+    assert model.draft_file == "./prompt-lookup"
 
 
 def test_unused_blocks_give_one_warning_in_all() -> None:
@@ -511,23 +532,18 @@ def test_seed_minus_one_is_a_random_one() -> None:
 
 @pytest.mark.parametrize("primary", ["hip:0", "hip:1"])
 def test_two_models_on_two_gpus_launch_in_the_primary_s_order(primary: str) -> None:
-    config = parse(QWEN_AND_DS4.format(primary=primary, **NO_PARTS)).config
+    config = parse(QWEN_AND_DS4.format(primary=primary, **PARTS)).config
     order = ["qwen", "ds4"] if primary == "hip:0" else ["ds4", "qwen"]
     assert [model.name for model in config.models] == order
     qwen = next(model for model in config.models if model.name == "qwen")
     assert (qwen.max_ctx, qwen.max_concurrency, qwen.kv_pool_tokens) == (4096, 4, 16384)
+    assert qwen.draft_file == "/models/qwen38-dflash2.gguf"
+    assert str(qwen.draft_device) == "hip:0"
     ds4 = next(model for model in config.models if model.name == "ds4")
     assert (ds4.ds4_fused_decode, ds4.ds4_expert_top_k, ds4.ds4_prefill) == (True, 6, "exact")
     budgets = [(each.default_max_tokens, each.hard_limit_reply_budget) for each in config.models]
     assert budgets == [(2048, 1024)] * 2
     assert (config.listener.port, config.listener.routing_queue_limit) == (8080, 32)
-
-
-@pytest.mark.parametrize("part", LATER_PARTS)
-def test_drafting_is_refused_until_it_is_there(part: str) -> None:
-    text = LATER_PARTS[part]
-    message = refusal_of(QWEN_AND_DS4.format(primary="hip:0", **{**NO_PARTS, part: text}))
-    assert message.startswith(f"{text.split()[0]} is not available yet (model block ")
 
 
 def test_list_devices_needs_no_model() -> None:

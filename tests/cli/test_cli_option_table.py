@@ -51,7 +51,7 @@ CONTRACT = {
 }
 
 LATER = """
-    --draft --draft-device --draft-max --ddtree --ddtree-budget --lazy-draft
+    --ddtree --ddtree-budget
     --kvflash --kvflash-policy --kvflash-tau --spark --spark-vram --spark-slots
     --prefill-compression --prefill-threshold --prefill-keep-ratio --prefill-curve
     --prefill-drafter --prefill-skip-park

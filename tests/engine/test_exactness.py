@@ -140,10 +140,10 @@ def test_logits_are_the_same_bit_by_bit_however_the_batches_were_cut(house: Hous
         at = 0
         for step, count in enumerate([*cuts, *[1] * 24]):
             piece = tokens[at : at + count] if at < 240 else tokens[at - 240 : at - 239]
-            batch = [BatchSlice(0, at, piece, True)]
+            batch = [BatchSlice(0, at, piece, 1)]
             if neighbour and step < len(cuts) + 12:
                 theirs = other[:20] if step == 0 else other[20 + step : 21 + step]
-                batch.insert(0, BatchSlice(1, runner.sequence_length(1), theirs, True))
+                batch.insert(0, BatchSlice(1, runner.sequence_length(1), theirs, 1))
             assert runner.decode(batch) is DecodeOutcome.DONE
             at += len(piece)
             if at >= 240:

@@ -80,7 +80,7 @@ def logits(path: Path, **changes: Any) -> Any:
     )
     runner = LlamaRunner(spec, on_progress=lambda _: None, stopped=threading.Event())
     try:
-        runner.decode([BatchSlice(0, 0, (5, 6, 7), True)])
+        runner.decode([BatchSlice(0, 0, (5, 6, 7), 1)])
         return runner.logits(0).copy()
     finally:
         runner.close()

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from dflash_trio.config import DevicePlacement, ModelConfig
 from dflash_trio.engine import placement
+from dflash_trio.engine.context_size import MOST_PENDING_BYTES
+from dflash_trio.engine.draft_file import DraftFile
 from dflash_trio.engine.host_memory import HostMemory
 from dflash_trio.engine.llama_abi import BackendDevice
 from dflash_trio.engine.memory_plan import MIB
@@ -28,6 +31,8 @@ class Machine:
         self._folder = folder
         self._monkeypatch = monkeypatch
         self.path = write_model(folder / "model.gguf")
+        shape = check_model_file(str(self.path)).shape
+        self.draft = DraftFile("d.gguf", "dflash", shape, 1, longest=7, block=8, borrows=True)
         self.asked = 0
         self.memory_of: Collection[str] | None = None
         self.with_gpus()
@@ -56,7 +61,9 @@ class Machine:
             ModelConfig(**{"path": str(self.path), "name": "abc"[i], "position": i} | block)
             for i, block in enumerate(blocks)
         ]
-        return place_models(models, [check_model_file(model.path) for model in models])
+        files = [check_model_file(model.path) for model in models]
+        drafts = [self.draft if model.draft is not None else None for model in models]
+        return place_models(models, files, drafts)
 
     def devices(self, *blocks: dict[str, Any]) -> list[str]:
         return [",".join(map(str, placed.devices)) for placed in self.place(*blocks)]
@@ -278,3 +285,77 @@ def test_only_the_gpus_that_are_named_are_asked_for_their_memory(machine: Machin
     assert machine.memory_of == {"cuda:1"}
     machine.devices({"target_device": CUDA_1}, {})  # the second may go anywhere
     assert machine.memory_of is None
+
+
+# A draft takes some 266 MiB of a GPU, nearly all of it the reserve.
+
+
+def test_a_draft_goes_where_its_target_is(machine: Machine) -> None:
+    machine.with_gpus(900, 900)
+    (placed,) = machine.place({"draft": "d.gguf", "target_device": CUDA_1})
+    assert placed.draft is not None
+    assert placed.draft.device == CUDA_1
+    assert "; its draft d.gguf " in placed.shown()
+    assert placed.shown().endswith(" on cuda:1")
+
+
+def test_a_draft_goes_to_the_last_of_several_gpus_where_the_output_is(machine: Machine) -> None:
+    machine.with_gpus(900, 900)
+    (placed,) = machine.place({"draft": "d.gguf", "target_devices": (CUDA_0, CUDA_1)})
+    assert placed.draft is not None
+    assert placed.draft.device == CUDA_1
+
+
+def test_auto_finds_a_gpu_with_room_for_model_and_draft_together(machine: Machine) -> None:
+    machine.with_gpus(400, 900)
+    assert machine.devices({}) == ["cuda:0"]
+    assert machine.devices({"draft": "d.gguf"}) == ["cuda:1"]
+    assert machine.devices({"draft": "d.gguf"}, {"draft": "d.gguf"}) == ["cuda:1", "cpu:0"]
+
+
+def test_a_draft_without_room_is_refused_by_name(machine: Machine) -> None:
+    machine.with_gpus(400)
+    line = machine.refusal({"draft": "d.gguf", "target_device": CUDA_0})
+    assert "the draft d.gguf does not fit on cuda:0" in line
+    assert "MiB for other models" in line
+    assert line.endswith("or leave --draft out")
+
+
+@pytest.mark.parametrize("borrows", [True, False])
+def test_a_draft_that_borrows_embeddings_stays_on_its_target_s_device(
+    machine: Machine, borrows: bool
+) -> None:
+    machine.with_gpus(900, 900)
+    machine.draft = evolve(machine.draft, borrows=borrows)
+    for device in (CUDA_1, DevicePlacement("cpu", 0)):
+        block = {"draft": "d.gguf", "target_device": CUDA_0, "draft_device": device}
+        if borrows:
+            line = machine.refusal(block)
+            assert f"--draft-device {device}: d.gguf uses the embeddings of its model" in line
+            assert "which is on cuda:0: leave --draft-device out" in line
+        else:
+            (placed,) = machine.place(block)
+            assert placed.draft is not None
+            assert placed.draft.device == device
+
+
+def test_worker_groups_of_the_cpu_are_one_device(machine: Machine) -> None:
+    cpus = {"target_device": DevicePlacement("cpu", 0), "draft_device": DevicePlacement("cpu", 1)}
+    (placed,) = machine.place({"draft": "d.gguf"} | cpus)
+    assert placed.draft is not None
+    assert machine.asked == 0
+
+
+def test_a_draft_s_device_that_is_not_there_is_refused(machine: Machine) -> None:
+    machine.with_gpus(900)
+    line = machine.refusal({"draft": "d.gguf", "target_device": CUDA_0, "draft_device": CUDA_1})
+    assert "--draft-device: there is no device cuda:1 here" in line
+
+
+def test_guesses_need_logits_and_a_draft_what_waits_for_it(machine: Machine) -> None:
+    block: dict[str, Any] = {"max_concurrency": 8, "chunk": 16}
+    (plain,) = machine.place(block)
+    (drafted,) = machine.place(block | {"draft": "d.gguf"})
+    assert drafted.needs.cpu.computing > plain.needs.cpu.computing
+    assert drafted.draft is not None
+    assert drafted.draft.needs.cpu.computing >= 2 * MOST_PENDING_BYTES

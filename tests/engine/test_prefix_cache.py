@@ -222,7 +222,7 @@ def test_a_row_that_holds_less_than_it_should_is_not_kept() -> None:
     runner = ScriptedRunner(slots=1)
     cache = PrefixCache(runner, slots=1, prefixes=2, prompts=0)
     row, _ = cache.begin((1, 2, 3))
-    runner.decode([BatchSlice(row, 0, (1, 2), False)])
+    runner.decode([BatchSlice(row, 0, (1, 2), 0)])
 
     class Thrown(ScriptedRunner):
         def rewind(self, seq_id: int, length: int) -> None:
@@ -244,7 +244,7 @@ def test_a_cache_that_cannot_go_back_loses_what_an_aborted_step_left_there() -> 
     runner = Onward(slots=1, window=0)
     cache = PrefixCache(runner, slots=1, prefixes=2, prompts=0)
     row, _ = cache.begin((1, 2, 3))
-    runner.decode([BatchSlice(row, 0, (1, 2, 3), False)])
+    runner.decode([BatchSlice(row, 0, (1, 2, 3), 0)])
     cache.end(row, (1, 2), keep=True)
     assert len(cache) == 0
     cache.check_idle()
@@ -325,7 +325,7 @@ def test_leaks_are_found() -> None:
         cache.check_idle()
     cache.end(row, (), keep=False)
     cache.check_idle()
-    runner.decode([BatchSlice(1, 0, (1,), False)])
+    runner.decode([BatchSlice(1, 0, (1,), 0)])
     with pytest.raises(EngineError, match="cells leaked"):
         cache.check_idle()
     cache.take_row()

@@ -78,7 +78,16 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
             made.append(ScriptedRunner(slots=slots, cells=pool or slots * max_ctx))
         else:
             path = request.getfixturevalue("smollm2")
-            made.append(load_llama(path, slots=slots, max_ctx=max_ctx, pool=pool, chunk=max_ctx))
+            made.append(
+                load_llama(
+                    path,
+                    slots=slots,
+                    max_ctx=max_ctx,
+                    pool=pool,
+                    chunk=max_ctx,
+                    draft_outputs=4 * slots,
+                )
+            )
         return made[-1]
 
     yield make
@@ -96,7 +105,7 @@ def tokens_of(runner: Runner, text: str) -> list[int]:
 
 
 def prefill(runner: Runner, seq_id: int, tokens: Sequence[int]) -> None:
-    batch = [BatchSlice(seq_id, runner.sequence_length(seq_id), tokens, True)]
+    batch = [BatchSlice(seq_id, runner.sequence_length(seq_id), tokens, 1)]
     assert runner.decode(batch) is DONE
 
 
@@ -139,13 +148,13 @@ def test_positions_must_continue_without_gap_or_overlap(runner: Runner, off_by: 
     tokens = tokens_of(runner, SEA)
     prefill(runner, 0, tokens)
     with pytest.raises(EngineError):
-        runner.decode([BatchSlice(0, len(tokens) + off_by, tokens[:1], True)])
+        runner.decode([BatchSlice(0, len(tokens) + off_by, tokens[:1], 1)])
     assert runner.sequence_length(0) == len(tokens)
 
 
 def test_a_slice_without_tokens_is_refused(runner: Runner) -> None:
     with pytest.raises(EngineError, match="empty slice"):
-        runner.decode([BatchSlice(0, 0, (), True)])
+        runner.decode([BatchSlice(0, 0, (), 1)])
 
 
 def test_rewinding_to_nothing_frees_the_row_for_another_sequence(runner: Runner) -> None:
@@ -197,17 +206,14 @@ def test_a_sequence_says_the_same_alone_and_among_neighbours(runner: Runner) -> 
     alone = [say(runner, text) for text in (SEA, BREAD, NIGHT)]
     prompts = [tokens_of(runner, text) for text in (SEA, BREAD, NIGHT)]
     # The first two begin together; the third joins with its prompt while they decode.
-    assert (
-        runner.decode([BatchSlice(0, 0, prompts[0], True), BatchSlice(1, 0, prompts[1], True)])
-        is DONE
-    )
+    assert runner.decode([BatchSlice(0, 0, prompts[0], 1), BatchSlice(1, 0, prompts[1], 1)]) is DONE
     samplers = [runner.new_sampler(GREEDY, p) for p in prompts]
     said = [[samplers[0].sample(0)], [samplers[1].sample(1)], []]
     for step in range(12):
-        batch = [BatchSlice(i, runner.sequence_length(i), said[i][-1:], True) for i in (0, 1)]
+        batch = [BatchSlice(i, runner.sequence_length(i), said[i][-1:], 1) for i in (0, 1)]
         if step >= 3:
             third = prompts[2] if step == 3 else said[2][-1:]
-            batch.append(BatchSlice(2, runner.sequence_length(2), third, True))
+            batch.append(BatchSlice(2, runner.sequence_length(2), third, 1))
         assert runner.decode(batch) is DONE
         for index, item in enumerate(batch):
             said[item.seq_id].append(samplers[item.seq_id].sample(index))
@@ -224,16 +230,15 @@ def test_without_free_cells_nothing_is_decoded_and_what_fits_goes_on(make: Make)
     tokens = list(itertools.islice(itertools.cycle(tokens_of(runner, SEA)), 200))
     prefill(runner, 0, tokens)
     assert (
-        runner.decode([BatchSlice(0, 200, tokens[:1], True), BatchSlice(1, 0, tokens[:80], True)])
+        runner.decode([BatchSlice(0, 200, tokens[:1], 1), BatchSlice(1, 0, tokens[:80], 1)])
         is NO_CELLS
     )
     assert [runner.sequence_length(row) for row in range(2)] == [200, 0]
     assert (
-        runner.decode([BatchSlice(0, 200, tokens[:1], True), BatchSlice(1, 0, tokens[:20], True)])
-        is DONE
+        runner.decode([BatchSlice(0, 200, tokens[:1], 1), BatchSlice(1, 0, tokens[:20], 1)]) is DONE
     )
     runner.rewind(0, 0)
-    assert runner.decode([BatchSlice(1, 20, tokens[:150], True)]) is DONE
+    assert runner.decode([BatchSlice(1, 20, tokens[:150], 1)]) is DONE
 
 
 # ---------------------------------------------------------------------------------- outputs
@@ -242,22 +247,72 @@ def test_without_free_cells_nothing_is_decoded_and_what_fits_goes_on(make: Make)
 def test_outputs_exist_only_where_they_were_wanted(runner: Runner) -> None:
     tokens = tokens_of(runner, SEA)
     batch = [
-        BatchSlice(0, 0, tokens, True),
-        BatchSlice(1, 0, tokens[:2], False),
-        BatchSlice(2, 0, tokens, True),
+        BatchSlice(0, 0, tokens, 1),
+        BatchSlice(1, 0, tokens[:2], 0),
+        BatchSlice(2, 0, tokens, 1),
     ]
     assert runner.decode(batch) is DONE
     sampler = runner.new_sampler(GREEDY, tokens)
-    assert sampler.sample(0) == sampler.sample(2)
-    with pytest.raises(EngineError, match="no logits for slice 1"):
-        sampler.sample(1)
+    # Counted as outputs, not as slices.
+    assert sampler.sample(0) == sampler.sample(1)
+    with pytest.raises(EngineError, match="no logits for output 2"):
+        sampler.sample(2)
     sampler.close()
+
+
+def test_each_of_several_outputs_is_what_decoding_one_by_one_gives(runner: Runner) -> None:
+    """Of one sequence's guesses, beside a neighbour's and a prompt in the middle of its prefill,
+    with slices in another order than their rows have."""
+    prompts = [tokens_of(runner, text) for text in (SEA, BREAD)]
+    said = []
+    for text in (SEA, BREAD):
+        prefill(runner, 0, tokens_of(runner, text))
+        said.append(go_on(runner, 0, 6))
+        runner.rewind(0, 0)
+    prefill(runner, 2, prompts[0])
+    prefill(runner, 0, prompts[1])
+    batch = [
+        BatchSlice(2, len(prompts[0]), said[0][:5], 5),
+        BatchSlice(1, 0, prompts[1][:4], 0),
+        BatchSlice(0, len(prompts[1]), said[1][:3], 2),
+    ]
+    assert runner.decode(batch) is DONE
+    sampler = runner.new_sampler(GREEDY, ())
+    assert [sampler.sample(output) for output in range(5)] == said[0][1:6]
+    assert [sampler.sample(output) for output in (5, 6)] == said[1][2:4]
+    with pytest.raises(EngineError, match="no logits for output 7"):
+        sampler.sample(7)
+    assert runner.logprobs(4, said[0][5], 1).top[0].token == said[0][5]
+    sampler.close()
+
+
+def test_after_guesses_are_taken_back_a_sequence_goes_on_as_if_there_had_been_none(
+    runner: Runner,
+) -> None:
+    expected = say(runner, SEA)
+    tokens = tokens_of(runner, SEA)
+    prefill(runner, 0, tokens)
+    wrong = tokens_of(runner, BREAD)[:3]
+    batch = [BatchSlice(0, len(tokens), (expected[0], expected[1], *wrong), 5)]
+    assert runner.decode(batch) is DONE
+    sampler = runner.new_sampler(GREEDY, ())
+    assert [sampler.sample(output) for output in (0, 1)] == expected[1:3]
+    sampler.close()
+    assert runner.rewinds_freely
+    runner.rewind(0, len(tokens) + 2)
+    prefill(runner, 0, expected[2:3])
+    assert go_on(runner, 0, 9) == expected[3:]
+
+
+def test_more_outputs_than_tokens_are_refused(runner: Runner) -> None:
+    with pytest.raises(EngineError, match="more outputs than tokens"):
+        runner.decode([BatchSlice(0, 0, tokens_of(runner, SEA)[:2], 3)])
 
 
 def test_outputs_of_the_step_before_are_gone(runner: Runner) -> None:
     tokens = tokens_of(runner, SEA)
     prefill(runner, 0, tokens)
-    assert runner.decode([BatchSlice(1, 0, tokens, False)]) is DONE
+    assert runner.decode([BatchSlice(1, 0, tokens, 0)]) is DONE
     sampler = runner.new_sampler(GREEDY, tokens)
     with pytest.raises(EngineError, match="no logits"):
         sampler.sample(0)
@@ -398,7 +453,7 @@ def test_an_abort_that_was_forgotten_does_not_touch_the_next_decode(runner: Runn
 def test_an_abort_just_before_a_decode_cuts_it(runner: Runner) -> None:
     expected = say(runner, SEA)
     runner.abort()
-    assert runner.decode([BatchSlice(0, 0, tokens_of(runner, SEA), True)]) is ABORTED
+    assert runner.decode([BatchSlice(0, 0, tokens_of(runner, SEA), 1)]) is ABORTED
     runner.rewind(0, 0)
     runner.rearm()
     assert say(runner, SEA) == expected
@@ -724,7 +779,7 @@ def test_context_and_pool_are_resolved_from_the_file(smollm2: Path) -> None:
 def test_a_batch_larger_than_the_chunk_and_the_slots_is_refused(small: LlamaRunner) -> None:
     tokens = list(itertools.islice(itertools.cycle(tokens_of(small, SEA)), 130))
     with pytest.raises(EngineError, match="129"):
-        small.decode([BatchSlice(0, 0, tokens, True)])
+        small.decode([BatchSlice(0, 0, tokens, 1)])
     assert small.sequence_length(0) == 0
 
 
@@ -781,7 +836,7 @@ def test_an_abort_ends_a_long_prefill_early_and_the_next_decode_is_whole(smollm2
     thread = threading.Thread(target=insist)
     thread.start()
     begin = time.perf_counter()
-    outcome = runner.decode([BatchSlice(0, 0, tokens, True)])
+    outcome = runner.decode([BatchSlice(0, 0, tokens, 1)])
     took = time.perf_counter() - begin
     done.set()
     thread.join(20)

@@ -26,7 +26,7 @@ class Shape(NamedTuple):
     generation: int
     position: int
     tokens: int
-    wants_output: bool
+    outputs: int
 
 
 class Engine:
@@ -107,7 +107,7 @@ class Engine:
         """The last batch."""
         owners = {s.seq_id: g for g, s in self.sequences.items() if s.seq_id is not None}
         return [
-            Shape(owners.get(s.seq_id, -1), s.position, len(s.tokens), s.wants_output)
+            Shape(owners.get(s.seq_id, -1), s.position, len(s.tokens), s.outputs)
             for s in self.batches[-1]
         ]
 
@@ -134,12 +134,12 @@ def test_a_new_prompt_joins_the_running_ones_in_the_same_batch() -> None:
     engine = Engine()
     first = engine.add(prompt("first", 20))
     engine.step()
-    assert engine.shapes() == [Shape(first, 0, 5, True)]
+    assert engine.shapes() == [Shape(first, 0, 5, 1)]
     second = engine.add(prompt("second", 20))
     engine.step()
-    assert engine.shapes() == [Shape(first, 5, 1, True), Shape(second, 0, 6, True)]
+    assert engine.shapes() == [Shape(first, 5, 1, 1), Shape(second, 0, 6, 1)]
     engine.step()
-    assert engine.shapes() == [Shape(first, 6, 1, True), Shape(second, 6, 1, True)]
+    assert engine.shapes() == [Shape(first, 6, 1, 1), Shape(second, 6, 1, 1)]
 
 
 def test_a_long_prompt_enters_chunk_by_chunk_and_wants_an_output_only_at_its_end() -> None:
@@ -150,10 +150,10 @@ def test_a_long_prompt_enters_chunk_by_chunk_and_wants_an_output_only_at_its_end
         engine.scheduler.step()
         seen += engine.batches[-1]
         engine.listen()
-    assert [(s.position, len(s.tokens), s.wants_output) for s in seen] == [
-        (0, 32, False),
-        (32, 32, False),
-        (64, 6, True),
+    assert [(s.position, len(s.tokens), s.outputs) for s in seen] == [
+        (0, 32, 0),
+        (32, 32, 0),
+        (64, 6, 1),
     ]
     assert engine.stories[long].finished.usage.completion_tokens == 1
 
@@ -175,7 +175,7 @@ def test_prompts_share_a_step_evenly_so_that_a_short_one_does_not_wait_for_a_lon
     short = engine.add(prompt("short", 4))
     engine.step()
     # What the short one leaves over goes to the long one, although that came first.
-    assert engine.shapes() == [Shape(long, 0, 27, False), Shape(short, 0, 5, True)]
+    assert engine.shapes() == [Shape(long, 0, 27, 0), Shape(short, 0, 5, 1)]
     assert engine.stories[short].text
 
 
@@ -183,7 +183,7 @@ def test_with_more_prompts_than_tokens_in_a_step_the_oldest_get_one_each() -> No
     engine = Engine(chunk=2)
     first, second, _third = (engine.add(prompt("xxxx", 4)) for _ in range(3))
     engine.step()
-    assert engine.shapes() == [Shape(first, 0, 1, False), Shape(second, 0, 1, False)]
+    assert engine.shapes() == [Shape(first, 0, 1, 0), Shape(second, 0, 1, 0)]
 
 
 def test_what_a_short_prompt_leaves_over_goes_to_those_after_it() -> None:
@@ -191,7 +191,7 @@ def test_what_a_short_prompt_leaves_over_goes_to_those_after_it() -> None:
     engine.add(prompt("xx", 4))
     long = engine.add(prompt("x" * 150, 4))
     engine.step()
-    assert engine.shapes()[1] == Shape(long, 0, 30, False)
+    assert engine.shapes()[1] == Shape(long, 0, 30, 0)
 
 
 def test_with_more_prompts_than_the_chunk_has_tokens_the_oldest_go_first() -> None:
@@ -208,7 +208,7 @@ def test_prefill_tokens_of_a_step_never_exceed_the_chunk() -> None:
         engine.add(prompt("y" * length, 12))
     engine.run()
     for batch in engine.batches:
-        prefill = sum(len(s.tokens) for s in batch if len(s.tokens) > 1 or not s.wants_output)
+        prefill = sum(len(s.tokens) for s in batch if len(s.tokens) > 1 or not s.outputs)
         assert prefill <= 7
         assert sum(len(s.tokens) for s in batch) <= 7 + 4
 
@@ -608,7 +608,7 @@ def test_an_aborted_step_tells_nothing_and_its_cancelled_generations_leave_nothi
 
 def test_check_idle_raises_when_cells_leaked() -> None:
     engine = Engine(slots=2)
-    assert engine.runner.decode([BatchSlice(1, 0, (5, 6), False)]) is DecodeOutcome.DONE
+    assert engine.runner.decode([BatchSlice(1, 0, (5, 6), 0)]) is DecodeOutcome.DONE
     with pytest.raises(EngineError, match=r"leaked while idle: \{1: 2\}"):
         engine.scheduler.check_idle()
 

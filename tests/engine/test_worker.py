@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from attrs import evolve
 
 from dflash_trio.engine.admission import KVLedger
+from dflash_trio.engine.drafting.lazy import LazyDraft
 from dflash_trio.engine.model_runner import (
     EngineError,
     LoadingStopped,
@@ -30,6 +32,7 @@ from dflash_trio.engine.worker import (
 )
 from dflash_trio.generation.events import Failed, Finished, Retired
 from dflash_trio.generation.request import PreparedPrompt
+from tests.engine.drafting.scripted_provider import CheckingProvider
 from tests.engine.engine_helpers import Story, Turnstile, prompt, reserve
 from tests.support.scripted import Gate, scripted_load
 
@@ -295,6 +298,34 @@ def test_cancelling_before_the_worker_has_looked_takes_the_generation_out_unrun(
         thread.until_retired(1, 2)
         assert thread.stories[2].finished.usage.completion_tokens == 0
         assert thread.stories[1].finished.usage.completion_tokens == 2, "its step was not cut"
+
+
+def test_a_lazy_draft_is_loaded_before_the_first_prompt_is_computed_and_closed_at_the_end() -> None:
+    order: list[str] = []
+    draft = CheckingProvider(lambda tokens, limit: [7] * limit)
+
+    def load_draft() -> CheckingProvider:
+        order.append("draft")
+        return draft
+
+    lazy = LazyDraft(load_draft, kind="scripted", longest=8)
+    load = scripted_load(slots=2, before_decode=lambda _: order.append("step"))
+
+    def with_draft(*arguments) -> LoadedModel:  # type: ignore[no-untyped-def]
+        return evolve(load(*arguments), drafts=lazy, verify_limit=20)
+
+    with running(with_draft) as thread:
+        thread.until_ready()
+        order.clear()  # the model was warmed up
+        thread.submit(1, prompt("abc", 5))
+        thread.until_retired(1)
+        thread.submit(2, prompt("abc", 5))
+        thread.until_retired(2)
+        assert not draft.closed
+    assert order[:2] == ["draft", "step"]
+    assert order.count("draft") == 1
+    assert draft.observed == order.count("step")
+    assert draft.closed
 
 
 def test_cancelling_what_is_over_leaves_no_trace() -> None:

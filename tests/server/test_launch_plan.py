@@ -70,7 +70,7 @@ def test_every_value_of_a_model_is_there_for_machines(model: str) -> None:
         "devices": ["cpu:3"], "threads": CORES, "trained_ctx": 4096, "max_ctx": 4096,
         "max_concurrency": 4, "kv_pool_tokens": 5000, "kv_pool_partitioned": False,
         "cache_type_k": "q8_0", "cache_type_v": "f16", "on_sigterm": "finalize",
-        "model_card": None, "from_card": {},
+        "draft": None, "model_card": None, "from_card": {},
     }  # fmt: skip
 
 
@@ -224,3 +224,26 @@ def test_loading_says_how_much_goes_where(model: str) -> None:
     plan = plan_of(model, "--target-device=cuda:0")
     size = -(-Path(model).stat().st_size // MIB)
     assert load_detail(plan.models[0]) == f"{size} MiB to cuda:0"
+
+
+def test_a_draft_that_loads_nothing_is_named_and_takes_nothing(model: str) -> None:
+    plan = plan_of(model, "--target-device=cpu:0", "--draft=prompt-lookup")
+    assert json.loads(render_json(plan))["models"][0]["draft"] == {
+        "kind": "prompt-lookup",
+        "path": None,
+        "device": None,
+        "lazy": False,
+        "memory": [],
+    }
+    assert "prompt-lookup, which loads nothing" in render_check(plan)
+    assert "drafts by prompt-lookup" in list(banner(plan))[1]
+
+
+@pytest.mark.real
+def test_a_draft_is_placed_and_counted_beside_its_model(smollm2: Path) -> None:
+    plan = plan_of(str(smollm2), "--target-device=cpu:0", f"--draft={smollm2}", "--lazy-draft")
+    (each,) = json.loads(render_json(plan))["models"]
+    assert (each["draft"]["path"], each["draft"]["device"]) == (str(smollm2), "cpu:0")
+    (memory,) = each["draft"]["memory"]
+    assert plan.memory == {"host": each["memory"][0]["total"] + memory["total"]}
+    assert f"{smollm2}: draft-model on cpu:0, loaded when a request comes" in render_check(plan)

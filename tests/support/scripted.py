@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from dflash_trio.config import ModelConfig
 from dflash_trio.engine.admission import KVLedger
+from dflash_trio.engine.drafting.provider import DraftProvider
 from dflash_trio.engine.model_runner import BatchSlice
 from dflash_trio.engine.prefix_store import PrefixStore
 from dflash_trio.engine.scripted_runner import EOG, Script, ScriptedRunner
@@ -72,8 +73,10 @@ def scripted_load(
     on_runner: Callable[[ScriptedRunner], None] = lambda _: None,
     prefixes: int = 0,
     open_store: Callable[[], PrefixStore] | None = None,
+    drafts: Callable[[], DraftProvider] | None = None,
 ) -> Load:
-    """What a worker runs first, for a scripted model. ``on_runner`` gets the runner itself."""
+    """What a worker runs first, for a scripted model. ``on_runner`` gets the runner itself,
+    ``drafts`` makes its draft."""
     cells = pool if pool is not None else slots * max_ctx
 
     def load(on_progress: Callable[[float], None], stopped: threading.Event) -> LoadedModel:
@@ -90,7 +93,15 @@ def scripted_load(
         on_progress(1.0)
         ledger = KVLedger(slots=slots, pool=cells, max_ctx=max_ctx, decode_headroom=headroom)
         store = open_store() if open_store is not None else None
-        return LoadedModel(runner, ledger, chunk, prefixes=prefixes, store=store)
+        return LoadedModel(
+            runner,
+            ledger,
+            chunk,
+            prefixes=prefixes,
+            store=store,
+            drafts=drafts() if drafts is not None else None,
+            verify_limit=63,
+        )
 
     return load
 

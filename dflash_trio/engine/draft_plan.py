@@ -1,0 +1,43 @@
+"""Guesses in a batch: put behind the tokens of decoding sequences, and taken out again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .drafting.drafter import Drafter
+from .drafting.provider import Wanted
+from .model_runner import BatchSlice
+from .prefill_shares import Planned
+from .sequence import Sequence
+
+
+def add_proposals(
+    planned: list[Planned], drafter: Drafter, spare: Callable[[Sequence], int]
+) -> None:
+    """Let guesses follow in a batch of decoding sequences. ``spare``: how many tokens after its
+    next one a sequence may have, without taking anything from anybody."""
+    records = [item.sequence.drafts for item in planned]
+    longest = drafter.choose(records)
+    if not longest:
+        return
+    wanted: list[Wanted | None] = []
+    for item, record in zip(planned, records, strict=True):
+        assert record is not None
+        limit = min(longest, spare(item.sequence))
+        wanted.append(Wanted(item.slice.seq_id, record.tokens, limit) if limit > 0 else None)
+    for place, proposals in enumerate(drafter.propose(wanted, records)):
+        if proposals:
+            plain = planned[place].slice
+            tokens = (plain.tokens[0], *proposals)
+            guessed = BatchSlice(plain.seq_id, plain.position, tokens, len(tokens))
+            planned[place] = Planned(planned[place].sequence, guessed)
+
+
+def drop_proposals(planned: list[Planned]) -> bool:
+    """Take all guesses out of a batch. False: there are none."""
+    guessing = [place for place, item in enumerate(planned) if item.slice.outputs > 1]
+    for place in guessing:
+        guessed = planned[place].slice
+        plain = BatchSlice(guessed.seq_id, guessed.position, guessed.tokens[:1], 1)
+        planned[place] = Planned(planned[place].sequence, plain)
+    return bool(guessing)

@@ -1,0 +1,1 @@
+"""Drafts: tokens that are guessed cheaply, and verified by the model many at a time."""

@@ -1,0 +1,282 @@
+"""How many tokens to guess in a step: as many as pay, and none where guessing costs more.
+
+Theory of operation. A step without guesses commits one token of each sequence. One with guesses
+takes longer, by what the guessing takes and by the larger batch, and commits as many more tokens
+as were guessed right. All of it is measured: seconds by the batch's tokens, seconds of guessing,
+and chances of acceptance by place, for each sequence and for the model. The number with the most
+expected tokens a second is taken; none at all where that is not more than without.
+
+What is not tried is not known, and a try that fails costs time. So tries are paid for: an account
+in seconds gets ``ALLOWANCE`` of all decoding time, and each step with guesses adds what it gained
+against plain steps, or takes what it lost. A try needs its worst case on the account. Two tries
+are free, before anything is known. Tries that fail become rarer, those that succeed are followed
+up at once, and a new sequence is worth an early try.
+
+Pure: it is told what was measured, reads no clock, and decides the same again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .acceptance import Acceptance
+from .costs import CostTable
+
+ALLOWANCE = 0.01
+"""The share of decoding time that tries may cost."""
+FREE_TRIES = 2
+"""Steps with guesses before there is any evidence."""
+GAIN_TO_BEGIN, GAIN_TO_GO_ON = 1.03, 1.01
+"""Times the plain rate that is to be expected of guessing."""
+MOST_SAVED, MOST_OWED = 32, 4
+"""Plain steps that the account holds, and that it may be overdrawn by."""
+FIRST_PAUSE, LONGEST_PAUSE = 4, 32
+"""Steps between tries that fail."""
+FIRST_REFERENCE, LAST_REFERENCE = 8, 128
+"""Steps with guesses after which a plain one is due, to see what it takes now."""
+PLAIN_FIRST = 3
+"""Plain steps of so many sequences before the first guess."""
+CHEAP = 0.01
+"""A share of a plain step. Guessing that costs less is always worth a look at the guesses."""
+ENOUGH_EVIDENCE = 1.5
+"""Guesses judged, faded."""
+
+
+class DraftController:
+    """``longest``: tokens that can be guessed in one go. ``verify_limit``: tokens that a batch with
+    guesses has at most. ``partitioned``: the cache computes sequences in one pass only as far as
+    their parts of the batch are equally long."""
+
+    def __init__(self, longest: int, *, verify_limit: int, partitioned: bool) -> None:
+        self._longest = longest
+        self._limit = verify_limit
+        self._partitioned = partitioned
+        self._step_costs = CostTable()
+        # Of guessing, by the tokens asked for; by the octave of the number of sequences.
+        self._draft_costs: dict[int, CostTable] = {}
+        self._acceptance = Acceptance(longest, fading=0.97, weight=3.0)
+        self._supply = 1.0
+        """The share of sequences that a guess is known for when asked."""
+        self._account = 0.0
+        self._free = FREE_TRIES
+        self._pause = FIRST_PAUSE
+        self._wait = 0
+        self._on = False
+        self._trying = False
+        self._since_plain = 0
+        self._reference = FIRST_REFERENCE
+
+    def new_acceptance(self) -> Acceptance:
+        """For a sequence that begins."""
+        self._wait = 0
+        self._pause = FIRST_PAUSE
+        return Acceptance(self._longest, fading=0.9, weight=2.0)
+
+    # --------------------------------------------------------------------------- decisions
+
+    def choose(self, sequences: Sequence[Acceptance]) -> int:
+        """How many tokens to guess for each of the sequences of a step; 0: none."""
+        count = len(sequences)
+        self._trying = False
+        room = self._limit - count
+        if room < 1 or self._since_plain >= self._reference or not self._knows_plain(count):
+            return 0
+        if self._asking_is_cheap(count):
+            return min(self._longest, room)
+        longest = min(self._longest, room // count)
+        if longest < 1:
+            return 0
+        if self._wait and not self._on:
+            self._wait -= 1
+            return 0
+        supplied = max(1, round(self._supply * count))
+        return self._decide(sequences, [supplied] * longest, None)
+
+    def trim(self, lengths: Sequence[int], sequences: Sequence[Acceptance]) -> int:
+        """How many guesses to keep of each sequence's, which are known now."""
+        count, longest = len(sequences), max(lengths)
+        self._supply += 0.1 * (sum(map(bool, lengths)) / count - self._supply)
+        if not longest:
+            return 0
+        counts = [sum(length > place for length in lengths) for place in range(longest)]
+        if not self._asking_is_cheap(count):
+            # It was decided on before. Less may be worth it, now that it is known who has any.
+            if self._trying or min(lengths) == longest:
+                return longest
+            best, gain = self._best(sequences, counts, lengths)
+            return best if gain > 1.0 else 0
+        if self._wait and not self._on:
+            self._wait -= 1
+            return 0
+        return self._decide(sequences, counts, lengths)
+
+    def _decide(
+        self, sequences: Sequence[Acceptance], counts: Sequence[int], lengths: Sequence[int] | None
+    ) -> int:
+        """``counts``: sequences that have a first guess, a second, ... ``lengths``: the guesses of
+        each, where they are known."""
+        count = len(sequences)
+        best, gain = self._best(sequences, counts, lengths)
+        enough = GAIN_TO_GO_ON if self._on else GAIN_TO_BEGIN
+        pays = gain > enough
+        solvent = self._account > -MOST_OWED * self._step_costs.estimate(count)
+        if pays and solvent and self._acceptance.evidence >= ENOUGH_EVIDENCE:
+            self._on = True
+            return best
+        self._on = False
+        # One guess each tells whether more are worth it, for the least.
+        asking = self._draft_cost(count, 1) if lengths is None else 0.0
+        worst = asking + self._step_cost(count, counts[:1]) - self._step_costs.estimate(count)
+        if not best or (not self._free and self._account < worst):
+            self._wait = FIRST_PAUSE
+            return 0
+        self._trying = True
+        return 1
+
+    def _best(
+        self,
+        sequences: Sequence[Acceptance],
+        counts: Sequence[int],
+        lengths: Sequence[int] | None,
+    ) -> tuple[int, float]:
+        """The best number of guesses, one or more (0: the batch has no room), and how many times as
+        fast as none at all it is expected to be."""
+        count = len(sequences)
+        reached = [0.0] * len(counts)
+        expected = self._acceptance.chances(len(counts))
+        for place, sequence in enumerate(sequences):
+            chances = sequence.reach(expected)
+            longest = len(counts) if lengths is None else lengths[place]
+            for at in range(longest):
+                reached[at] += chances[at]
+        supply = self._supply if lengths is None else 1.0
+        plain = self._step_costs.estimate(count)
+        most = min(self._limit, max(2 * self._step_costs.largest, count + 1))
+        best, gain, committed, size = 0, 0.0, float(count), count
+        for at, more in enumerate(reached):
+            size += counts[at]
+            if size > most and best:
+                break
+            if size > self._limit:
+                break
+            committed += supply * more
+            seconds = self._step_cost(count, counts[: at + 1])
+            if lengths is None:
+                if counts[0] == count:
+                    # Sometimes there is nothing to verify all the same.
+                    seconds = supply * seconds + (1 - supply) * plain
+                seconds += self._draft_cost(count, at + 1)
+            faster = committed / count * plain / seconds if seconds else 0.0
+            if faster > gain:
+                best, gain = at + 1, faster
+        return best, gain
+
+    def _step_cost(self, count: int, counts: Sequence[int]) -> float:
+        """Seconds of a step of ``count`` sequences with guesses for so many of them."""
+        return sum(map(self._step_costs.estimate, self._passes(count, counts)))
+
+    def _passes(self, count: int, counts: Sequence[int]) -> list[int]:
+        """The sizes of the pieces that the cache computes a batch in."""
+        if not self._partitioned:
+            return [count + sum(counts)]
+        passes, equal = [count], count
+        for more in counts:
+            if more == equal:
+                passes[-1] += more
+            else:
+                passes.append(more)
+                equal = more
+        return passes
+
+    def _knows_plain(self, count: int) -> bool:
+        """What a step without guesses takes: measured a few times, or between others."""
+        times = self._step_costs.times(count)
+        return times >= PLAIN_FIRST or (not times and self._step_costs.knows(count))
+
+    def _draft_cost(self, count: int, tokens: int) -> float:
+        """Seconds that asking for so many takes."""
+        table = self._draft_table(count)
+        return 0.0 if table is None else table.estimate(tokens)
+
+    def _draft_table(self, count: int) -> CostTable | None:
+        """What asking for so many sequences takes, or for fewer: better too little than never to
+        try. ``None``: nobody was asked yet."""
+        known = [octave for octave in self._draft_costs if octave <= count.bit_length()]
+        return self._draft_costs[max(known)] if known else None
+
+    def _asking_is_cheap(self, count: int) -> bool:
+        if self._draft_table(count) is None:
+            return False
+        cost = self._draft_cost(count, self._longest)
+        return cost < CHEAP * self._step_costs.estimate(count)
+
+    # -------------------------------------------------------------------------- experience
+
+    def observe(
+        self,
+        lengths: Sequence[int],
+        judged: Sequence[tuple[Acceptance, int, int]],
+        *,
+        committed: int,
+        asked: int,
+        draft_seconds: float,
+        step_seconds: float,
+    ) -> None:
+        """What became of a step without prompts. ``lengths``: tokens of each sequence in the batch;
+        ``judged``: of each with guesses, how many had their turn and how many were right;
+        ``asked``: guesses asked for; ``draft_seconds``: until they were there."""
+        count = len(lengths)
+        if asked:
+            table = self._draft_costs.setdefault(count.bit_length(), CostTable())
+            table.observe(asked, draft_seconds)
+        self._account += ALLOWANCE * step_seconds
+        plain = self._step_costs.estimate(count)
+        if judged:
+            self._since_plain += 1
+            self._acceptance.fade()
+            for sequence, turns, right in judged:
+                self._acceptance.add(turns, right)
+                sequence.fade()
+                sequence.add(turns, right)
+        else:
+            if self._since_plain >= self._reference:
+                self._reference = min(2 * self._reference, LAST_REFERENCE)
+            self._since_plain = 0
+        self._learn_step(lengths, step_seconds)
+        spent = draft_seconds
+        if judged:
+            spent += step_seconds
+            gained = committed / count * plain - spent
+        else:
+            gained = -spent
+        if self._trying and self._free:
+            self._free -= 1
+            self._account += max(0.0, gained)
+        else:
+            self._account += gained
+        if self._trying:
+            self._judge_try(won=gained > 0)
+        most = MOST_SAVED * plain
+        self._account = min(max(self._account, -MOST_OWED * plain), most)
+
+    def _judge_try(self, *, won: bool) -> None:
+        self._trying = False
+        if won:
+            self._pause, self._wait = FIRST_PAUSE, 0
+        else:
+            self._wait = self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _learn_step(self, lengths: Sequence[int], seconds: float) -> None:
+        longest = max(lengths) - 1
+        counts = [sum(n > place for n in lengths) for place in range(1, longest + 1)]
+        passes = self._passes(len(lengths), counts)
+        if len(passes) == 1:
+            self._step_costs.observe(passes[0], seconds)
+            return
+        # Shared out by what each piece is thought to take.
+        expected = [self._step_costs.estimate(size) for size in passes]
+        whole = sum(expected)
+        for size, part in zip(passes, expected, strict=True):
+            if whole:
+                self._step_costs.observe(size, seconds * part / whole)

@@ -1,0 +1,128 @@
+"""Drafter: what the scheduler asks for guesses.
+
+A provider makes them, a controller says how many are worth it, and here it is counted what became
+of them. Runs on the worker's thread, between the model's steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from ...generation.status import DraftStatistics
+from ..model_runner import BatchSlice
+from .controller import DraftController
+from .provider import DraftProvider, Wanted
+from .record import DraftRecord
+
+if TYPE_CHECKING:
+    from ..verification import Run
+
+
+class Drafter:
+    """``clock``: seconds. The provider belongs to whoever made it, and is closed there."""
+
+    def __init__(
+        self,
+        provider: DraftProvider,
+        controller: DraftController,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.provider = provider
+        self._controller = controller
+        self._clock = clock
+        self._began = 0.0
+        # Of the step under way: seconds of guessing, and guesses asked for of each sequence.
+        self._drafting = 0.0
+        self._asked = 0
+        self._steps = self._runs = self._proposed = self._accepted = 0
+        self._draft_seconds = self._verify_seconds = 0.0
+
+    def new_record(self, tokens: Sequence[int]) -> DraftRecord:
+        """For a sequence that begins; ``tokens`` is all of it, as it grows."""
+        return DraftRecord(tokens, self._controller.new_acceptance())
+
+    # ----------------------------------------------------------------------------- one step
+
+    def choose(self, records: Sequence[DraftRecord | None]) -> int:
+        """How many tokens are to be guessed for each of the sequences that are about to decode,
+        and nobody else is in the batch. Often 0."""
+        self._drafting = 0.0
+        self._asked = self._controller.choose([r.acceptance for r in records if r is not None])
+        return self._asked
+
+    def propose(
+        self, wanted: Sequence[Wanted | None], records: Sequence[DraftRecord | None]
+    ) -> list[Sequence[int]]:
+        """Guesses for each sequence of the batch; none where nothing is wanted or known."""
+        asked = [item for item in wanted if item is not None]
+        if not asked:
+            return []
+        begin = self._clock()
+        answers = iter(self.provider.propose(asked))
+        self._drafting = self._clock() - begin
+        guesses: list[Sequence[int]] = [
+            () if item is None else next(answers)[: item.limit] for item in wanted
+        ]
+        longest = self._controller.trim(
+            [len(guess) for guess in guesses],
+            [record.acceptance for record in records if record is not None],
+        )
+        return [guess[:longest] for guess in guesses]
+
+    def step_begins(self) -> None:
+        """The batch goes to the device."""
+        self._began = self._clock()
+
+    def observe(
+        self, batch: Sequence[BatchSlice], kept: Sequence[int], taken: Sequence[Sequence[Run]]
+    ) -> None:
+        """After a step: what stays of each slice, and what came of its outputs. Before any row is
+        changed."""
+        ended = self._clock()
+        self.provider.observe(batch, kept)
+        step_seconds = ended - self._began
+        asked, draft_seconds = self._asked, self._drafting
+        self._asked, self._drafting = 0, 0.0
+        self._draft_seconds += draft_seconds + self._clock() - ended
+        if any(len(item.tokens) != item.outputs for item in batch):
+            return  # what a prompt's step takes tells nothing of guesses, and it had none
+        judged = []
+        for item, runs in zip(batch, taken, strict=True):
+            if item.outputs == 1 or not runs:
+                continue
+            run, proposed = runs[0], item.outputs - 1
+            record = run.sequence.drafts
+            assert record is not None
+            record.proposed += proposed
+            record.accepted += run.accepted
+            self._runs += 1
+            self._proposed += proposed
+            self._accepted += run.accepted
+            judged.append((record.acceptance, run.judged, run.accepted))
+        if judged:
+            self._steps += 1
+            self._verify_seconds += step_seconds
+        self._controller.observe(
+            [item.outputs for item in batch],
+            judged,
+            committed=sum(kept),
+            asked=asked,
+            draft_seconds=draft_seconds,
+            step_seconds=step_seconds,
+        )
+
+    # --------------------------------------------------------------------------- inspection
+
+    def statistics(self) -> DraftStatistics:
+        return DraftStatistics(
+            kind=self.provider.kind,
+            steps=self._steps,
+            runs=self._runs,
+            proposed=self._proposed,
+            accepted=self._accepted,
+            draft_seconds=self._draft_seconds,
+            verify_seconds=self._verify_seconds,
+        )

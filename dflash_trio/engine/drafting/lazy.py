@@ -1,0 +1,101 @@
+"""A draft that is loaded when somebody comes, and freed when nobody has been there for a while."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from ..model_runner import BatchSlice, LoadingStopped, ModelLoadError
+from .provider import DraftProvider, Wanted
+
+log = logging.getLogger("dflash_trio.engine")
+
+IDLE_SECONDS = 300.0
+
+
+class LazyDraft:
+    """A provider that has another one now and then.
+
+    Loading takes its time from whoever comes first: :meth:`wake` is called before a request's
+    prompt is computed, not between two of its tokens. While there is nothing loaded, nothing is
+    guessed. A draft that cannot be loaded is given up, and its model goes on without.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], DraftProvider],
+        *,
+        kind: str,
+        longest: int,
+        idle_seconds: float = IDLE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``load``: raises as a provider's making does; :class:`LoadingStopped` if the server is
+        to end. ``kind`` and ``longest``: what it will have."""
+        self.kind = kind
+        self.longest = longest
+        self._load = load
+        self._idle_seconds = idle_seconds
+        self._clock = clock
+        self._provider: DraftProvider | None = None
+        self._given_up = False
+        self._used_at = clock()
+
+    @property
+    def loaded(self) -> bool:
+        return self._provider is not None
+
+    def wake(self) -> None:
+        """Somebody is about to need it."""
+        self._used_at = self._clock()
+        if self._provider is not None or self._given_up:
+            return
+        log.info("loading the draft, which was not needed until now")
+        try:
+            self._provider = self._load()
+        except LoadingStopped:
+            pass
+        except ModelLoadError as error:
+            self._given_up = True
+            log.error("there will be no drafts: %s", error)
+
+    def rest(self) -> float | None:
+        """Nobody is here: free it if that has been so for long enough. Otherwise the seconds until
+        the next look; ``None``: no look is needed."""
+        if self._provider is None:
+            return None
+        left = self._used_at + self._idle_seconds - self._clock()
+        if left > 0:
+            return left
+        log.info("freeing the draft, which was not needed for %.0f s", self._idle_seconds)
+        self._provider.close()
+        self._provider = None
+        return None
+
+    # ------------------------------------------------------------------- as a DraftProvider
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        return [[] for _ in wanted] if self._provider is None else self._provider.propose(wanted)
+
+    def observe(self, batch: Sequence[BatchSlice], kept: Sequence[int]) -> None:
+        self._used_at = self._clock()
+        if self._provider is not None:
+            self._provider.observe(batch, kept)
+
+    def rewind(self, row: int, length: int) -> None:
+        if self._provider is not None:
+            self._provider.rewind(row, length)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        if self._provider is not None:
+            self._provider.copy(source, target, length)
+
+    def replaced(self, row: int) -> None:
+        if self._provider is not None:
+            self._provider.replaced(row)
+
+    def close(self) -> None:
+        if self._provider is not None:
+            self._provider.close()
+            self._provider = None

@@ -1,0 +1,72 @@
+"""What proposes tokens for the model to verify.
+
+A provider never decides anything: whatever it proposes, the text is the one that the model's own
+sampler chooses. A bad provider costs time, and only that. So it may forget at any moment what it
+knows of a sequence, and has to go on when rows are rewound, copied or loaded behind its back: each
+such change is told to it.
+
+Runs on the worker's thread only, between the model's steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from attrs import frozen
+
+from ..model_runner import BatchSlice
+
+
+@frozen
+class Wanted:
+    """A sequence that is about to decode its last token."""
+
+    row: int
+    """Its row in the model's cache, below the number of slots."""
+    tokens: Sequence[int]
+    """All of it, prompt and answer. The last one is not in the cache yet: it stands at position
+    ``len(tokens) - 1``."""
+    limit: int
+    """Tokens that may be proposed at most: 1 or more."""
+
+
+class DraftProvider(Protocol):
+    """One model's draft, for all of its sequences."""
+
+    @property
+    def kind(self) -> str:
+        """How people call it: ``dflash``, ``draft-model``, ``prompt-lookup``."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """Tokens that it can propose in one go."""
+        ...
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """For each, tokens that may follow its last one: at most ``limit``, none if it has no
+        guess. Raises EngineError when its device is lost."""
+        ...
+
+    def observe(self, batch: Sequence[BatchSlice], kept: Sequence[int]) -> None:
+        """After a step of the model: of ``batch[i]``, the first ``kept[i]`` tokens stay in the
+        cache. Called before rejected tokens are rewound and before the next step, while what
+        the step computed can still be read."""
+        ...
+
+    def rewind(self, row: int, length: int) -> None:
+        """A row holds only its first ``length`` tokens any more. 0: it is somebody else's next."""
+        ...
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Row ``target``, which was empty, holds the first ``length`` tokens of ``source``."""
+        ...
+
+    def replaced(self, row: int) -> None:
+        """A row holds tokens that came from elsewhere, as from a stored state."""
+        ...
+
+    def close(self) -> None:
+        """Free everything on the device, before the model is freed. Idempotent."""
+        ...

@@ -31,6 +31,11 @@ def complain(text: str) -> None:
     _write(sys.stderr, text)
 
 
+def write(stream: TextIO | None, text: str) -> None:
+    """The same for any stream, which may be none."""
+    _write(stream, text)
+
+
 def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # the process was started with it closed
         return

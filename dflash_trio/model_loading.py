@@ -40,9 +40,6 @@ def load_llama(
     stopped: threading.Event,
 ) -> LoadedModel:
     """Load a block's model with llama.cpp. Runs on its worker's thread."""
-    log.info("%s %s", model.name, place.shown())
-    for warning in place.warnings:
-        log.warning("%s: %s", model.block_label, warning)
     slots, longest = model.max_concurrency, _longest_draft(model, place)
     verified = verify_tokens(slots, longest, on_cpu=place.on_cpu) if longest else 0
     # Of the bar: what is loaded comes in one piece for people.

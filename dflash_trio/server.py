@@ -16,6 +16,7 @@ import os
 import signal
 import ssl
 import sys
+import time
 from collections.abc import AsyncIterable, Sequence
 from functools import partial
 from typing import NoReturn
@@ -26,27 +27,27 @@ from .api.access import AccessPolicy, is_loopback
 from .api.app import DflashApp
 from .api.cors import CorsPolicy
 from .api.generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL
-from .config import ListenerConfig, ModelConfig, ServerConfig
+from .config import ModelConfig, ServerConfig
 from .console import complain, say
-from .engine.client import EngineClient
-from .engine.disk_cache import FolderError, check_folder
-from .engine.draft_file import DraftFile, check_draft_file
+from .engine.client import WORKER_STOP_BOUND, EngineClient
 from .engine.llama_abi import gpu_devices
-from .engine.model_file import ModelFile, ModelFileError, check_model_file
 from .engine.model_runner import ModelLoadError
-from .engine.placement import Placed, PlacementError, place_models
 from .engine.worker import Load, Ready
 from .generation.status import ServerStatus
+from .launch_checks import StartupError, bind, read_certificates, read_template, resolve_launch
+from .launch_plan import LaunchPlan
 from .load_progress import LoadProgress
 from .log_setup import set_up_logging
 from .model_loading import load_llama
-from .net.connection_server import ConnectionServer, server_ssl_context
-from .net.listener import BindError, BoundListeners, bind_listeners
-from .routing.drain import DrainController
+from .net.connection_server import ConnectionServer
+from .net.listener import BoundListeners
+from .plan_text import banner, load_detail, render_check, render_json
+from .routing.drain import CUT_GRACE, DrainController
 from .routing.router import Router, usable_cores
 from .routing.served_model import ServedModel
+from .service_manager import ServiceManager
 from .text.bad_constraint import BadConstraint
-from .text.chat_template import ChatTemplate, TemplateError
+from .text.chat_template import TemplateError
 
 log = logging.getLogger("dflash_trio")
 
@@ -54,10 +55,8 @@ EXIT_FAILED, EXIT_USAGE, EXIT_FORCED = 1, 2, 130
 SWITCH_INTERVAL = 0.0005
 """Seconds a thread may keep the interpreter while another wants it. Python's own 5 ms would let
 the event loop hold up a finished decode for longer than the decode took."""
-
-
-class StartupError(Exception):
-    """The launch cannot start as configured. One line for the operator; exit code 2."""
+EXIT_MARGIN = 5.0
+"""Seconds from the last engine's end to the process's, as a service manager is told."""
 
 
 # ------------------------------------------------------------------------------ entry points
@@ -67,26 +66,43 @@ def run_server(config: ServerConfig) -> int:
     """Serve until told to stop; the process's exit code. Blocks."""
     set_up_logging(config.log_format, config.log_level)
     try:
-        loads = _check(config)
+        plan = resolve_launch(config)
     except StartupError as error:
         return _fail(error)
-    return serve(config, loads)
+    loads: list[tuple[ModelConfig, Load]] = [
+        (model.config, partial(load_llama, model.config, model.place, model.threads))
+        for model in plan.models
+    ]
+    return serve(config, loads, plan)
 
 
-def serve(config: ServerConfig, loads: list[tuple[ModelConfig, Load]]) -> int:
-    """Bind, load by ``loads`` (blocks in priority order), serve, drain; the exit code. Blocks."""
+def serve(
+    config: ServerConfig, loads: list[tuple[ModelConfig, Load]], plan: LaunchPlan | None = None
+) -> int:
+    """Bind, load by ``loads`` (blocks in priority order), serve, drain; the exit code. Blocks.
+
+    ``plan``: what is told of the launch; ``None``: nothing.
+    """
     # From the binding on a signal means a shutdown in good order, although nobody can begin one
     # before the event loop runs: it is kept until then.
     early: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: early.append(received))
     try:
-        ssl_context = _ssl_context(config.listener)
-        listeners = _bind(config)
+        ssl_context = read_certificates(config.listener)
+        listeners = bind(config)
     except StartupError as error:
         return _fail(error)
     sys.setswitchinterval(SWITCH_INTERVAL)
-    server = Server(config, listeners, loads, ssl_context=ssl_context, early_signals=early)
+    server = Server(
+        config,
+        listeners,
+        loads,
+        ssl_context=ssl_context,
+        early_signals=early,
+        plan=plan,
+        manager=ServiceManager.from_environment(os.environ),
+    )
     try:
         code = trio.run(server.run)
     finally:
@@ -103,19 +119,15 @@ def serve(config: ServerConfig, loads: list[tuple[ModelConfig, Load]]) -> int:
 
 
 def check_launch(config: ServerConfig) -> int:
-    """Check everything that can be checked without loading; 0, or 2 with the reason on stderr."""
+    """Print what the launch comes to, without loading or binding anything; 0, or 2 with the reason
+    on stderr."""
     set_up_logging(config.log_format, config.log_level)
     try:
-        places = _places(config)
-        _ssl_context(config.listener)
+        plan = resolve_launch(config)
+        read_certificates(config.listener)
     except StartupError as error:
         return _fail(error)
-    names = ", ".join(model.name for model in config.models)
-    say(f"The launch is fine. It loads: {names}\n")
-    for model, place in zip(config.models, places, strict=True):
-        say(f"{model.name} {place.shown()}\n")
-        for warning in place.warnings:
-            log.warning("%s: %s", model.block_label, warning)
+    say(render_json(plan) if config.log_format == "json" else render_check(plan))
     return 0
 
 
@@ -135,97 +147,6 @@ def _fail(error: Exception) -> int:
     return EXIT_USAGE
 
 
-# --------------------------------------------------------------------- checks before loading
-
-
-def _check(config: ServerConfig) -> list[tuple[ModelConfig, Load]]:
-    """What every loaded block will run. Raises StartupError."""
-    places = _places(config)
-    threads = max(1, usable_cores() // max(1, sum(place.on_cpu for place in places)))
-    return [
-        (model, partial(load_llama, model, place, threads))
-        for model, place in zip(config.models, places, strict=True)
-    ]
-
-
-def _places(config: ServerConfig) -> list[Placed]:
-    """Where every loaded block goes, once its files are found good. Raises StartupError."""
-    files: list[ModelFile] = []
-    drafts: list[DraftFile | None] = []
-    for model in config.models:
-        try:
-            files.append(check_model_file(model.path))
-            path = model.draft_file
-            drafts.append(
-                None if path is None else check_draft_file(path, model.draft_max, files[-1])
-            )
-        except ModelFileError as error:
-            raise StartupError(f"{model.block_label}: {error}") from error
-        _check_template(model)
-        _check_disk_cache(model)
-    try:
-        return place_models(config.models, files, drafts)
-    except PlacementError as error:
-        raise StartupError(str(error)) from error
-
-
-def _read_template(model: ModelConfig) -> str | None:
-    if model.chat_template_file is None:
-        return None
-    try:
-        with open(model.chat_template_file, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise StartupError(
-            f"{model.block_label}: --chat-template-file {model.chat_template_file} "
-            f"cannot be read: {reason}"
-        ) from error
-
-
-def _check_template(model: ModelConfig) -> None:
-    """Compile the operator's own template, before anything is loaded for it."""
-    source = _read_template(model)
-    if source is None:
-        return
-    try:
-        ChatTemplate(source, bos_token="", eos_token="", label=model.block_label)
-    except TemplateError as error:
-        raise StartupError(f"{error}: see {model.chat_template_file}") from error
-
-
-def _check_disk_cache(model: ModelConfig) -> None:
-    if model.disk_prefix_cache is None:
-        return
-    option = f"{model.block_label}: --disk-prefix-cache"
-    if not (model.prefix_cache_slots or model.prefill_cache_slots):
-        raise StartupError(
-            f"{option} would stay empty with --prefix-cache-slots 0: give it at least 1, or leave "
-            "the folder out"
-        )
-    try:
-        check_folder(model.disk_prefix_cache)
-    except FolderError as error:
-        raise StartupError(f"{option} {error}") from error
-
-
-def _bind(config: ServerConfig) -> BoundListeners:
-    listener = config.listener
-    try:
-        return bind_listeners(listener.host, listener.port, tls=listener.tls_cert is not None)
-    except BindError as error:
-        raise StartupError(str(error)) from error
-
-
-def _ssl_context(listener: ListenerConfig) -> ssl.SSLContext | None:
-    if listener.tls_cert is None or listener.tls_key is None:
-        return None
-    try:
-        return server_ssl_context(listener.tls_cert, listener.tls_key)
-    except OSError as error:  # ssl.SSLError is one
-        raise StartupError(f"--tls-cert and --tls-key cannot be used: {error}") from error
-
-
 # ------------------------------------------------------------------------------- the server
 
 
@@ -243,14 +164,26 @@ class Server:
         *,
         ssl_context: ssl.SSLContext | None = None,
         early_signals: Sequence[int] = (),
+        plan: LaunchPlan | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
-        """``early_signals``: those that came before :meth:`run` listens; read when it does."""
+        """``early_signals``: those that came before :meth:`run` listens; read when it does.
+        ``plan``: what is told of the launch."""
+        self._began = time.monotonic()
         self._config = config
+        self._plan = plan
+        self._manager = manager or ServiceManager()
         self._early_signals = early_signals
         self._ssl_context = ssl_context
         self._listeners = listeners
+        details = {model.config.name: load_detail(model) for model in plan.models} if plan else {}
         self._progress = {
-            model.name: LoadProgress(model.name, bar=config.log_format == "console")
+            model.name: LoadProgress(
+                model.name,
+                bar=config.log_format == "console",
+                detail=details.get(model.name, ""),
+                on_tenth=self._manager.loading,
+            )
             for model, _ in loads
         }
         self._clients = [
@@ -312,11 +245,14 @@ class Server:
     ) -> None:
         async with trio.open_nursery() as outer:
             outer.start_soon(partial(drain.watch, signals, received=len(self._early_signals)))
+            outer.start_soon(self._tell_draining, drain)
+            outer.start_soon(self._manager.feed_watchdog, self._useful)
             async with trio.open_nursery() as engines:
                 async with trio.open_nursery() as front:
                     addresses = await front.start(connections.serve)
                     for address in addresses:
                         say(f"dflash-server listens on {address}\n")
+                    self._introduce()
                     await self._load_until_drained(engines, drain)
                     if self._failure is not None:
                         await drain.begin()
@@ -324,6 +260,28 @@ class Server:
                 for client in self._clients:
                     client.stop()
             outer.cancel_scope.cancel()
+
+    def _introduce(self) -> None:
+        """The banner: what this launch comes to, and what its operator should know of it."""
+        if self._plan is not None:
+            for line in banner(self._plan):
+                log.info("%s", line)
+            for line in self._plan.lines_of_warning():
+                log.warning("%s", line)
+
+    def _useful(self) -> bool:
+        """Whether anybody is, or will be, served."""
+        models = self._router.models
+        return not models or any(model.healthy for model in models)
+
+    async def _tell_draining(self, drain: DrainController) -> None:
+        await drain.draining.wait()
+        limit = self._config.listener.drain_timeout
+        running = len(self._router.reservations)
+        self._manager.stopping(
+            self._failure or f"finishing {running} requests",
+            None if limit is None else limit + CUT_GRACE + WORKER_STOP_BOUND + EXIT_MARGIN,
+        )
 
     async def _load_until_drained(self, engines: trio.Nursery, drain: DrainController) -> None:
         """Load the models one after the other, unless a signal comes first."""
@@ -349,7 +307,9 @@ class Server:
                 self._announce(served[-1], ready)
             else:
                 self._router.open(served)
-                log.info("ready: %s", " before ".join(model.name for model in served))
+                names = " before ".join(model.name for model in served)
+                log.info("ready after %.1f s: %s", time.monotonic() - self._began, names)
+                self._manager.ready(f"serving {names}")
             loading.cancel_scope.cancel()
 
     @staticmethod
@@ -364,13 +324,16 @@ class Server:
             info=ready.info,
             vocabulary=ready.vocabulary,
             ledger=ready.ledger,
-            template_source=_read_template(model),
+            template_source=read_template(model),
         )
 
     def _announce(self, model: ServedModel, ready: Ready) -> None:
         self._progress[model.name].clear()
+        told = set(self._plan.lines_of_warning()) if self._plan else set()
         for warning in ready.warnings:
-            log.warning("%s: %s", model.config.block_label, warning)
+            line = f"{model.config.block_label}: {warning}"
+            if line not in told:
+                log.warning("%s", line)
         ledger = model.ledger
         log.info(
             "%s is ready: %s",

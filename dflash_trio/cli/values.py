@@ -42,6 +42,8 @@ class ValueType:
     toml: tuple[type, ...] = (str,)
     limits: str = ""
     """The range in words, for the help; empty where the form says enough."""
+    words: tuple[str, ...] = ()
+    """Words that are values, for a shell to offer; not all values, where there are others."""
 
 
 def integer(
@@ -102,7 +104,8 @@ def choice(*allowed: str) -> ValueType:
         return text
 
     *others, last = allowed
-    return ValueType("|".join(allowed), f"{', '.join(others)} or {last}" if others else last, parse)
+    form = f"{', '.join(others)} or {last}" if others else last
+    return ValueType("|".join(allowed), form, parse, words=allowed)
 
 
 def _path(text: str) -> str:
@@ -235,6 +238,7 @@ def _separated(parse: Callable[[str], object], what: str) -> Callable[[str], tup
     return parse_all
 
 
+_SOME_DEVICES = tuple(f"{backend}:0" for backend in BACKENDS)
 _DEVICES = f"backend:index with one of {', '.join(BACKENDS)} (for example cuda:0)"
 _CURVE_TOKENS = integer(0, 2**24)
 
@@ -250,14 +254,16 @@ PATH = ValueType("PATH", "a path", _path)
 FILE = ValueType("FILE", "a path", _path)
 TOML_FILE = ValueType("FILE.toml", "a path", _path)
 DIRECTORY = ValueType("DIR", "a path", _path)
-DIRECTORY_OR_OFF = ValueType("DIR|off", "a folder's path or off", _path_or_off)
+DIRECTORY_OR_OFF = ValueType("DIR|off", "a folder's path or off", _path_or_off, words=("off",))
 NAME = ValueType("NAME", f"1 to {NAME_CHARACTERS} printable characters, not only blanks", _name)
 API_KEY = ValueType("KEY", "a key that an HTTP header can carry", _api_key)
 HOST = ValueType("ADDRESS", "an IP address, a host name or unix:/path", _host)
 ORIGIN = ValueType("ORIGIN", "scheme://host[:port] with http or https, or *", _origin)
-DEVICE = ValueType("BACKEND:N", _DEVICES, _device)
-DEVICE_OR_AUTO = ValueType("BACKEND:N|auto", f"auto or {_DEVICES}", _device_or_auto)
-PRIMARY_DEVICE = ValueType("BACKEND:N", _DEVICES, _device_or_auto)
+DEVICE = ValueType("BACKEND:N", _DEVICES, _device, words=_SOME_DEVICES)
+DEVICE_OR_AUTO = ValueType(
+    "BACKEND:N|auto", f"auto or {_DEVICES}", _device_or_auto, words=("auto", *_SOME_DEVICES)
+)
+PRIMARY_DEVICE = ValueType("BACKEND:N", _DEVICES, _device_or_auto, words=_SOME_DEVICES)
 """``auto`` is read too, so that choosing the primary can say why it matches nothing."""
 DRAFT_DEVICE = ValueType("BACKEND:N", f"auto or {_DEVICES}", _draft_device)
 DEVICE_LIST = ValueType(

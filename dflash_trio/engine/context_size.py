@@ -61,6 +61,32 @@ def context_size(*, trained: int, slots: int, max_ctx: int | None, pool: int | N
     return ContextSize(each, cells, slots, partitioned=cells >= largest)
 
 
+def size_warnings(
+    path: str, size: ContextSize, *, trained: int, max_ctx: int | None, pool: int | None
+) -> list[str]:
+    """What an operator should know of a context that can be made, and is not what it looks like.
+
+    ``max_ctx`` and ``pool`` are what was asked for. One line each.
+    """
+    lines = []
+    if max_ctx is not None and max_ctx > trained:
+        lines.append(
+            f"--max-ctx {max_ctx} is beyond the {trained} tokens that {path} was "
+            "trained on: answers may turn to noise there"
+        )
+    if pool is not None and pool > size.pool:
+        lines.append(
+            f"--kv-pool-tokens {pool} is more than --max-concurrency x --max-ctx can use: "
+            f"it is {size.pool} here"
+        )
+    if size.pool < size.max_ctx:
+        lines.append(
+            f"--kv-pool-tokens {size.pool} is less than one context of {size.max_ctx} tokens: "
+            f"no sequence can hold more than {size.pool}"
+        )
+    return lines
+
+
 def microbatch(chunk: int, slots: int) -> int:
     """Tokens that llama.cpp computes at a time."""
     return min(LARGEST_MICROBATCH, chunk + slots)

@@ -22,7 +22,7 @@ from attrs import field, frozen
 from ..config import CacheType, DevicePlacement, FlashAttention
 from ..generation.events import TokenAlternative, TokenLogprob
 from ..generation.request import SamplingParams
-from .context_size import context_size, microbatch
+from .context_size import context_size, microbatch, size_warnings
 from .llama_abi import (
     BackendDevice,
     bind_quick,
@@ -180,20 +180,15 @@ class LlamaRunner:
             raise ModelLoadError(f"{spec.path} is an encoder model: only decoders can chat")
         self._vocabulary = LlamaVocabulary(self._model)
         trained = llama.llama_model_n_ctx_train(self._model)
-        if spec.max_ctx is not None and spec.max_ctx > trained:
-            spec.warnings.append(
-                f"--max-ctx {spec.max_ctx} is beyond the {trained} tokens that {spec.path} was "
-                "trained on: answers may turn to noise there"
-            )
         self._size = context_size(
             trained=trained, slots=spec.slots, max_ctx=spec.max_ctx, pool=spec.pool
         )
         self.max_ctx, self.pool = self._size.max_ctx, self._size.pool
-        if spec.pool is not None and spec.pool > self.pool:
-            spec.warnings.append(
-                f"--kv-pool-tokens {spec.pool} is more than --max-concurrency x --max-ctx can use: "
-                f"it is {self.pool} here"
+        spec.warnings.extend(
+            size_warnings(
+                spec.path, self._size, trained=trained, max_ctx=spec.max_ctx, pool=spec.pool
             )
+        )
         # Tokens that a sliding window remembers, 0 without one.
         self._window = int(llama.llama_model_n_swa(self._model))
         self.rewinds_freely = not (

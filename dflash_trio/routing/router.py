@@ -23,6 +23,7 @@ import trio
 from attrs import define, field
 
 from ..engine.admission import Fit
+from ..engine.host_cores import core_quota
 from ..generation.errors import (
     Draining,
     InvalidRequest,
@@ -344,8 +345,9 @@ def _demand(prepared: PreparedPrompt) -> tuple[int, int, int]:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
+    """Cores this process may run on, as far as its control group grants their time."""
     try:
-        return len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS has no affinities
-        return os.cpu_count() or 1
+        cores = os.cpu_count() or 1
+    return min(cores, core_quota() or cores)

@@ -37,6 +37,8 @@ PORT in the environment is a default for --port; else it is 8080.
 Ctrl-C finishes the running answers and ends the demo.
 """
 
+DRAFT = bootstrap.ROOT / "dflash_trio" / "drafts" / "smollm2-135m-instruct-dflash.gguf"
+
 QUESTION = {
     "messages": [{"role": "user", "content": "Name three rivers and say where they flow."}],
     "stream": True,
@@ -51,7 +53,7 @@ def server_command(extra: Sequence[str]) -> list[str]:
         command += ["--port", os.environ.get("PORT") or "8080"]
     command += extra
     command += ["--model", str(bootstrap.SMOLLM2), "--model-name", "smollm2"]
-    command += ["--target-device", "cpu:0", "--max-ctx", "2048"]
+    command += ["--target-device", "cpu:0", "--max-ctx", "2048", "--draft", str(DRAFT)]
     command += ["--model", str(bootstrap.GEMMA), "--model-name", "gemma"]
     command += ["--target-device", "cpu:1", "--max-ctx", "2048"]
     return command

@@ -21,8 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from dflash_trio import __version__
     from dflash_trio.cli import UsageError, parse_command_line, render_help
-    from dflash_trio.console import complain, say
+    from dflash_trio.console import complain, occupy_standard_streams, say
 
+    occupy_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         launch = parse_command_line(words, os.environ)

@@ -8,6 +8,19 @@ import sys
 from typing import TextIO
 
 
+def occupy_standard_streams() -> None:
+    """Put the null device where the process was started with a standard stream closed.
+
+    Else the next thing opened, perhaps a client's connection, takes the number, and what a library
+    writes there on its own goes to that client.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+
+
 def say(text: str) -> None:
     """Write to standard output at once, if anybody is there to read it."""
     _write(sys.stdout, text)
@@ -22,7 +35,9 @@ def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # the process was started with it closed
         return
     try:
-        stream.write(text)
+        # A locale that cannot spell something is no reason to say nothing.
+        encoding = stream.encoding or "utf-8"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except (OSError, ValueError):
         # What is left in its buffer would raise again at the interpreter's end.

@@ -29,9 +29,12 @@ from .error_responses import (
 )
 from .generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL, GenerationRoutes
 from .messages_call import parse_messages_call
-from .openapi import openapi_document
+from .metrics import MetricsPage
+from .openapi import openapi_document, plain_route, route_labels
 from .request_body import read_body
 from .request_id import current_request_id
+from .request_record import OTHER_ROUTE, request_record
+from .request_totals import RequestTotals
 from .responses_routes import ResponsesRoutes
 from .token_routes import TokenRoutes
 
@@ -60,6 +63,11 @@ class DflashApp(QuartTrio):
         super().__init__("dflash_trio", static_folder=None)
         self.router = router
         self.server_status = status
+        self.request_totals = RequestTotals()
+        self._metrics_page = MetricsPage(
+            self.request_totals, status, lambda: [model.timings() for model in router.models]
+        )
+        self._route_labels = route_labels()
         self._access = access
         self._max_body_bytes = max_body_bytes
         self._stall_timeout = stall_timeout
@@ -89,6 +97,7 @@ class DflashApp(QuartTrio):
         route("/models/<path:name>", self._model, ["GET"])
         route("/health", self._health, ["GET"])
         route("/props", self._props, ["GET"])
+        route("/metrics", self._metrics, ["GET"])
         route("/openapi.json", self._openapi, ["GET"])
         responses = ResponsesRoutes(self._generation, self._read_body, self._access.api_keys)
         tokens = TokenRoutes(self.router, self._read_body, kept=responses.visible)
@@ -106,6 +115,9 @@ class DflashApp(QuartTrio):
     # ------------------------------------------------------------------- around each request
 
     async def _admit(self) -> Response | None:
+        if request.url_rule is not None:
+            route = self._route_labels.get(plain_route(request.url_rule.rule), OTHER_ROUTE)
+            request_record(request).route = route
         refusal = self._access.refusal(request.method, request.path, request.headers)
         if refusal is not None:
             return _respond(refusal)
@@ -173,6 +185,10 @@ class DflashApp(QuartTrio):
 
     async def _openapi(self) -> Response:
         return _json_response(openapi_document(keyed=bool(self._access.api_keys)))
+
+    async def _metrics(self) -> Response:
+        page, content_type = self._metrics_page.render(request.headers.get("Accept", ""))
+        return Response(page, 200, content_type=content_type)
 
     async def _status(self) -> Response:
         return _json_response(introspection.status_body(self.server_status()))

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable, ASGISendEvent
+from hypercorn.typing import (
+    ASGIReceiveCallable,
+    ASGIReceiveEvent,
+    ASGISendCallable,
+    ASGISendEvent,
+)
 from quart import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
+from ..net.error_response import client_request_id, new_request_id
 from ..routing.request_scope import RequestScope
+from .request_record import RequestRecord, put_record
 
 if TYPE_CHECKING:
     from .app import DflashApp
@@ -34,28 +42,64 @@ class RequestConnection(TrioASGIHTTPConnection):
         # A base URL with a slash at its end makes paths like /v1//models. The framework would
         # redirect those, with a page of HTML and for POST to no avail.
         self.scope["path"] = re.sub("//+", "/", self.scope["path"])
-        async with RequestScope(app.router) as scope:
-            cast(dict[str, object], self.scope)[_SCOPE_KEY] = scope
+        record = RequestRecord(
+            app.request_totals,
+            client_request_id(self.scope["headers"]) or new_request_id(),
+            self.scope["method"],
+        )
+        put_record(self.scope, record)
+        try:
+            async with RequestScope(app.router, observer=record) as scope:
+                cast(dict[str, object], self.scope)[_SCOPE_KEY] = scope
+                await self._handle(scope, record, receive, send)
+        finally:
+            record.close()
 
-            async def send_and_release(message: ASGISendEvent) -> None:
-                await send(message)
-                if message["type"] == "http.response.body" and not message.get("more_body", False):
+    async def _handle(
+        self,
+        scope: RequestScope,
+        record: RequestRecord,
+        receive: ASGIReceiveCallable,
+        send: ASGISendCallable,
+    ) -> None:
+        async def receive_and_note() -> ASGIReceiveEvent:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                record.client_left()
+            return message
+
+        async def send_and_release(message: ASGISendEvent) -> None:
+            if message["type"] == "http.response.start":
+                record.response_began(message["status"], _length_in(message["headers"]))
+            # Before: with its last byte a request is over, which looks like a client's leaving.
+            in_vain = record.left
+            await send(message)
+            if message["type"] == "http.response.body":
+                last = not message.get("more_body", False)
+                record.sent(len(message.get("body", b"")), last=last, in_vain=in_vain)
+                if last:
                     # The last byte is with the kernel. Given back here and not a few checkpoints
                     # later, so that a client's next request finds the slot it just left.
                     await scope.close()
 
-            try:
-                await super().__call__(receive, send_and_release)
-            except BaseException as error:
-                # A real error that comes together with a cancellation is lost further up.
-                if (real := _without_cancellation(error)) is not None:
-                    log.error("a request failed", exc_info=real)
-                raise
+        try:
+            await super().__call__(receive_and_note, send_and_release)
+        except BaseException as error:
+            # A real error that comes together with a cancellation is lost further up.
+            if (real := _without_cancellation(error)) is not None:
+                record.crashed()
+                log.error("a request failed", exc_info=real)
+            raise
 
 
 def request_scope(request: Request) -> RequestScope:
     """The scope that was opened around this request."""
     return cast(RequestScope, cast(dict[str, object], request.scope)[_SCOPE_KEY])
+
+
+def _length_in(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """The announced length of a body of ours."""
+    return next((int(v) for name, v in headers if name.lower() == b"content-length"), None)
 
 
 def _without_cancellation(error: BaseException) -> BaseException | None:

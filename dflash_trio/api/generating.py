@@ -28,6 +28,7 @@ from .connection import request_scope
 from .json_text import dump_in_parts
 from .off_loop import parse_body
 from .request_id import current_request_id
+from .request_record import RequestRecord, request_record
 
 log = logging.getLogger("dflash_trio.api")
 
@@ -150,7 +151,8 @@ class GenerationRoutes:
         headers = {"x-dflash-model": header_text(name)}
         load = Load(reservation.prepared, call.request.body_bytes)
         if call.stream:
-            return await self._stream(generation, reader, encoder, headers, patience, load)
+            record = request_record(request)
+            return await self._stream(generation, reader, encoder, headers, patience, load, record)
         return await self._whole(generation, reader, encoder, headers, load)
 
     async def _whole(
@@ -185,6 +187,7 @@ class GenerationRoutes:
         headers: dict[str, str],
         patience: float,
         load: Load,
+        record: RequestRecord,
     ) -> Response:
         # No header before the first token, so that what fails until then is a status code; but
         # no client is left without a sign of life for longer than its patience either.
@@ -193,7 +196,7 @@ class GenerationRoutes:
             first = await next_events(generation)
         generated = any(isinstance(event, TextDelta) for event in first)
         _check_before_headers(first, anything_generated=generated)
-        body = self._stream_body(generation, reader, encoder, first, load)
+        body = self._stream_body(generation, reader, encoder, first, load, record)
         return Response(body, 200, {**sse.HEADERS, **headers})
 
     async def _stream_body(
@@ -203,12 +206,15 @@ class GenerationRoutes:
         encoder: AnswerEncoder,
         events: list[Event],
         load: Load,
+        record: RequestRecord,
     ) -> AsyncIterator[bytes]:
         # No nursery and no cancel scope may span a yield here: only the waits are timed.
         chunk = await load.run(encoder.opening, load.of_body)
         while True:
             encode = partial(_encode, generation, reader, encoder, events)
             chunk += await load.run(encode, load.of_events(events))
+            if reader.done:
+                record.all_said()
             if chunk:
                 yield chunk
             if reader.done:

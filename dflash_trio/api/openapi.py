@@ -52,6 +52,8 @@ class Operation:
     names_something: bool = False
     """Whether what it asks for may not exist."""
     query: dict[str, Schema] = field(factory=dict)
+    content_types: tuple[str, ...] = ("application/json",)
+    """Of its answer."""
 
     @property
     def schema_name(self) -> str:
@@ -179,8 +181,26 @@ OPERATIONS = (
     Operation("GET", "/props", "What the models were set up with.", answers.PROPS),
     Operation("GET", "/health", "Whether models can serve.", answers.HEALTH),
     Operation("GET", "/status/json", "All the server knows about itself.", answers.STATUS),
+    Operation(
+        "GET",
+        "/metrics",
+        "Numbers for Prometheus.",
+        STRING,
+        content_types=("text/plain", "application/openmetrics-text"),
+    ),
     Operation("GET", "/openapi.json", "This document.", answers.DOCUMENT),
 )
+
+
+def plain_route(rule: str) -> str:
+    """A rule of the framework's as a path of the description, without ``/v1``."""
+    path = rule.removeprefix("/v1").replace("<path:", "<")
+    return path.replace("<", "{").replace(">", "}")
+
+
+def route_labels() -> dict[str, str]:
+    """Each path as it is described, by the path without ``/v1``."""
+    return {operation.path.removeprefix("/v1"): operation.path for operation in OPERATIONS}
 
 
 @cache
@@ -247,7 +267,7 @@ def _entry(operation: Operation) -> dict[str, Any]:
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    good: dict[str, Any] = {"application/json": {"schema": operation.answer}}
+    good: dict[str, Any] = {kind: {"schema": operation.answer} for kind in operation.content_types}
     if operation.streams:
         good["text/event-stream"] = {"schema": STRING}
     responses = {"200": {"description": "The answer.", "content": good}}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from quart import g, request
+from quart import request
 
-from ..net.error_response import client_request_id, new_request_id
+from .request_record import request_record
 
 
 def current_request_id() -> str:
-    """The client's own if it is printable and short, else a new one, which then stays."""
-    if "request_id" not in g:
-        g.request_id = client_request_id(request.scope["headers"]) or new_request_id()
-    return str(g.request_id)
+    """The client's own if it is printable and short, else one that was made for it."""
+    return request_record(request).request_id

@@ -20,9 +20,10 @@ from attrs import define, field
 from ..generation.errors import EngineFailed
 from ..generation.events import Event, Failed, Finished, Retired, TextDelta
 from ..generation.request import PreparedPrompt
-from ..generation.status import EngineStatistics
+from ..generation.status import EngineStatistics, EngineTimings
 from .admission import Hold
 from .model_runner import ModelLoadError
+from .step_meter import StepMeter
 from .worker import Died, Ended, EngineWorker, Load, LoadProgress, LoopGone, Outgoing, Ready
 
 log = logging.getLogger("dflash_trio.engine")
@@ -47,9 +48,16 @@ class Generation:
     give capacity back waits here, and leaves it to ``on_retired`` if it is not retired then."""
     on_retired: Callable[[], object] | None = None
     """Called once, on the event loop, if the retirement comes after all. Must not raise."""
+    on_first_token: Callable[[], object] | None = None
+    """Called once, on the event loop, with its first text. Must not raise."""
     started_decoding: bool = False
     ended: bool = False
     """All its answers finished, or it failed, as far as the engine is concerned."""
+    finished: Finished | None = None
+    """The ending of the answer that ended last; ``None``: none has."""
+    failed: Failed | None = None
+    completion_tokens: int = 0
+    """Of its answers that have ended, cancelled ones included."""
     _running: int = field(init=False)
     """Answers that have not finished."""
     _send: trio.MemorySendChannel[Event] = field(kw_only=True)
@@ -69,11 +77,17 @@ class Generation:
             return
         match event:
             case TextDelta():
-                self.started_decoding = True
-            case Finished():
+                if not self.started_decoding:
+                    self.started_decoding = True
+                    if self.on_first_token is not None:
+                        self.on_first_token()
+            case Finished(usage=usage):
+                self.finished = event
+                self.completion_tokens += usage.completion_tokens
                 self._running -= 1
                 self.ended = not self._running
             case Failed():
+                self.failed = event
                 self.ended = True
             case Retired():
                 self.retired.set()
@@ -261,6 +275,11 @@ class EngineClient:
     @property
     def statistics(self) -> EngineStatistics:
         return self._worker.statistics if self._worker is not None else EngineStatistics()
+
+    @property
+    def timings(self) -> EngineTimings:
+        """A snapshot, taken without waiting for the step under way."""
+        return self._worker.timings if self._worker is not None else StepMeter().timings()
 
     # ------------------------------------------------------------ deliveries of the thread
 

@@ -63,6 +63,8 @@ class PrefixCache:
         prompts: int,
         store: PrefixStore | None = None,
     ) -> None:
+        self.reused = 0
+        """Tokens that sequences had in their rows when they began, in all."""
         self._runner = runner
         self._store = store
         self._slots = slots
@@ -104,6 +106,11 @@ class PrefixCache:
     def begin(self, prompt: Sequence[int], *, reuse: bool = True) -> tuple[int, int]:
         """A row for a sequence, and how many of its first tokens are in it already: never all of
         them, since the last one's output is wanted."""
+        row, length = self._begin(prompt, reuse=reuse)
+        self.reused += length
+        return row, length
+
+    def _begin(self, prompt: Sequence[int], *, reuse: bool) -> tuple[int, int]:
         wanted = prompt[: len(prompt) - 1]
         match = self._tree.longest(wanted) if reuse else None
         if reuse and self._store is not None:

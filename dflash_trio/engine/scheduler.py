@@ -85,8 +85,7 @@ class Scheduler:
         self._finalizing = False
         self._steps = 0
         self._pauses = 0
-        self._prompt_tokens = 0
-        self._completion_tokens = 0
+        self._prompt_tokens = self._completion_tokens = 0
 
     @property
     def idle(self) -> bool:
@@ -445,5 +444,6 @@ class Scheduler:
             prefixes_stored=self._store.entries if self._store is not None else 0,
             bytes_stored=self._store.size_bytes if self._store is not None else 0,
             prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cache.reused,
             completion_tokens=self._completion_tokens,
         )

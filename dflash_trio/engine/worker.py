@@ -18,13 +18,14 @@ from collections.abc import Callable
 from attrs import frozen
 
 from ..generation.request import PreparedPrompt
-from ..generation.status import EngineStatistics
+from ..generation.status import EngineStatistics, EngineTimings
 from .admission import Hold, KVLedger
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
 from .prefix_store import PrefixStore
 from .scheduler import Delivery, Scheduler
 from .sequence import Sequence
 from .step_clock import StepClock
+from .step_meter import StepMeter
 
 log = logging.getLogger("dflash_trio.engine")
 
@@ -137,6 +138,7 @@ class EngineWorker:
         """Published whole after each step; read from any thread."""
         self.clock = StepClock()
         """Whether a step is under way, and for how long it may be; read from any thread."""
+        self._meter = StepMeter()
         # Guards the pair below, held for bookkeeping only: an abort must never hit a batch that
         # somebody else has a share in, so "who is in the batch" and the abort itself go together.
         self._batch_lock = threading.Lock()
@@ -147,6 +149,11 @@ class EngineWorker:
         self._blocked = False
 
     # ------------------------------------------------------------- called from the event loop
+
+    @property
+    def timings(self) -> EngineTimings:
+        """A snapshot, taken without waiting for the step under way."""
+        return self._meter.timings()
 
     def submit(self, generation_id: int, prepared: PreparedPrompt, hold: Hold) -> None:
         self._inbox.put(_Submit(generation_id, prepared, hold))
@@ -246,6 +253,7 @@ class EngineWorker:
                 self._publish_now(scheduler)
                 if not scheduler.idle:
                     self._blocked = not scheduler.step()
+                    self._meter.step_ended()
                 self._publish_now(scheduler)
                 if scheduler.idle:
                     scheduler.check_idle()
@@ -300,9 +308,11 @@ class EngineWorker:
                 self._runner.rearm()
             self._in_batch = generations
         if generations:
+            self._meter.decode_begins()
             self.clock.begin(tokens)
         else:
             self.clock.end()
+            self._meter.decode_ended()
 
     def _publish_now(self, scheduler: Scheduler) -> None:
         """Publish, unless the next step's launch does it in a moment.
@@ -320,7 +330,9 @@ class EngineWorker:
         self.statistics = scheduler.statistics()
         events = scheduler.take_events()
         if events:
+            self._meter.delivery_begins()
             self._deliver(events)
+            self._meter.delivered(events)
 
     def _report_progress(self, fraction: float) -> None:
         self._deliver(LoadProgress(fraction))

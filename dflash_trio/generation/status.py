@@ -6,6 +6,8 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from .histogram import HistogramSnapshot
+
 Source = Literal["flag", "card", "family", "built-in"]
 """Written down by the operator, said by the model's card, known of its family, or decided by the
 server."""
@@ -45,8 +47,25 @@ class EngineStatistics:
     bytes_stored: int = 0
     """Those on disk for this model in this configuration."""
     prompt_tokens: int = 0
+    """Prefilled since the model loaded, again after a pause included."""
+    cached_tokens: int = 0
+    """Taken from what is kept instead of being prefilled, likewise."""
     completion_tokens: int = 0
-    """Totals since the model loaded."""
+    """Sampled since the model loaded."""
+
+
+@frozen
+class EngineTimings:
+    """How long an engine's work took, in seconds, since its model loaded."""
+
+    decode: HistogramSnapshot
+    """Of each step: the device computes. Where it computes ahead, ``deliver`` lies within."""
+    sample: HistogramSnapshot
+    """Of each step: its tokens are chosen and turned into text, and who has ended is retired."""
+    deliver: HistogramSnapshot
+    """Of each delivery: the event loop is told what happened."""
+    inter_token: HistogramSnapshot
+    """Between two deliveries of text of the same answer. Pauses and others' prefills included."""
 
 
 @frozen

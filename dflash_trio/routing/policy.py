@@ -6,7 +6,7 @@ Machinery (who waits, who is woken) lives in ``router``; this file says only who
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from attrs import frozen
 
@@ -63,6 +63,26 @@ def choose_candidates(offers: Sequence[Offer]) -> tuple[Offer, ...]:
     there = [offer for offer in offers if offer.model.healthy]
     full = tuple(offer for offer in there if offer.fit is Fit.FULL)
     return full or tuple(offer for offer in there if offer.fit is Fit.TIGHT)
+
+
+FallbackReason = Literal["busy", "room", "unhealthy"]
+
+
+def fallback_reason(
+    taken: ServedModel, primary: ServedModel, offers: Sequence[Offer]
+) -> FallbackReason | None:
+    """Why a request is served by ``taken`` and not by the primary; ``None``: it is the primary.
+
+    ``offers``: of all models that were asked. ``room``: it does not fit the primary, or not with
+    the usual headroom; ``busy``: it does, but somebody has what it needs.
+    """
+    if taken is primary:
+        return None
+    offer = next((offer for offer in offers if offer.model is primary), None)
+    if offer is None or not primary.healthy:
+        # Its own refusal would have ended the request: it was not asked, or is gone since.
+        return "unhealthy"
+    return "busy" if offer in choose_candidates(offers) else "room"
 
 
 def holds(oldest: Claimant, now: float) -> ServedModel | None:

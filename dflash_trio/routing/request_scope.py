@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import trio
 
@@ -23,6 +23,13 @@ RETIRE_BOUND = 900.0
 the wait long before, for all but the slowest devices; this is for when even that fails."""
 
 
+class RequestObserver(Protocol):
+    """Is told of a request's way, on the event loop, as it happens. Must not raise or wait."""
+
+    def reserved(self, reservation: Reservation) -> None: ...
+    def first_token(self) -> None: ...
+
+
 class RequestScope:
     """Holds at most one reservation and sees to it that it is given back at the right time.
 
@@ -32,8 +39,15 @@ class RequestScope:
     not there, and the release is left to the retirement, should it ever come.
     """
 
-    def __init__(self, router: Router, *, retire_bound: float = RETIRE_BOUND) -> None:
+    def __init__(
+        self,
+        router: Router,
+        *,
+        retire_bound: float = RETIRE_BOUND,
+        observer: RequestObserver | None = None,
+    ) -> None:
         self._router = router
+        self._observer = observer
         self._retire_bound = retire_bound
         self._reservation: Reservation | None = None
         self._body_bytes = 0
@@ -78,6 +92,8 @@ class RequestScope:
 
     def _adopt(self, reservation: Reservation) -> None:
         self._reservation = reservation
+        if self._observer is not None:
+            self._observer.reserved(reservation)
 
     def at_close(self, callback: Callable[[], None]) -> None:
         """Call it when the request is over, however that comes about. It must not raise."""
@@ -86,7 +102,10 @@ class RequestScope:
     def submit(self) -> Generation:
         """Start generating on the reservation. Raises EngineFailed when the engine is dead."""
         assert self._reservation is not None, "reserve first"
-        return self._reservation.submit()
+        generation = self._reservation.submit()
+        if self._observer is not None:
+            generation.on_first_token = self._observer.first_token
+        return generation
 
     async def close(self) -> None:
         """Cancel what still runs, wait for its retirement, give back. Idempotent.

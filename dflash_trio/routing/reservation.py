@@ -10,6 +10,7 @@ from attrs import define, field
 from ..engine.admission import Hold
 from ..engine.client import Generation
 from ..generation.request import PreparedPrompt
+from .policy import FallbackReason
 from .served_model import ServedModel
 
 Phase = Literal["reserved", "prefill", "decode", "draining"]
@@ -28,6 +29,10 @@ class Reservation:
     hold: Hold = field(repr=False)
     _on_release: Callable[[Reservation], None] = field(repr=False)
     _wake_waiters: Callable[[], Awaitable[None]] = field(repr=False)
+    waited: float = 0.0
+    """Seconds it was a waiter before."""
+    fallback: FallbackReason | None = None
+    """Why it is not on the primary; ``None``: it is."""
     generation: Generation | None = field(default=None, init=False, repr=False)
     released: bool = field(default=False, init=False)
 

@@ -176,13 +176,13 @@ class Router:
             offers.append(offer)
             # Earlier models too: one may have become free while this one prepared the prompt.
             full = [offer for offer in offers if offer.fit is Fit.FULL]
-            reservation = self._take(full, None, adopt)
+            reservation = self._take(full, offers, None, adopt)
             if reservation is not None:
                 return reservation
         candidates = policy.choose_candidates(offers)
         if not candidates:
             raise self._fits_nowhere(offers)
-        reservation = self._take(candidates, None, adopt)
+        reservation = self._take(candidates, offers, None, adopt)
         if reservation is not None:
             return reservation
         return await self._wait(offers, adopt)
@@ -236,7 +236,7 @@ class Router:
             # does when it is woken, so this ends after a turn or two.
             await self._wake_waiters()
             self.check_open()
-            reservation = self._take(policy.choose_candidates(offers), None, adopt)
+            reservation = self._take(policy.choose_candidates(offers), offers, None, adopt)
             if reservation is not None:
                 return reservation
         # Checked and counted with no await between: a burst cannot slip past the limit.
@@ -249,7 +249,7 @@ class Router:
                     candidates = waiter.candidates
                     if not candidates:
                         raise self._fits_nowhere(offers)
-                    reservation = self._take(candidates, waiter, adopt)
+                    reservation = self._take(candidates, offers, waiter, adopt)
                     if reservation is not None:
                         return reservation
                     with trio.move_on_after(RETRY_INTERVAL):
@@ -261,9 +261,14 @@ class Router:
             await self._wake_waiters()
 
     def _take(
-        self, candidates: Sequence[Offer], waiter: Waiter | None, adopt: Adopt
+        self,
+        candidates: Sequence[Offer],
+        offers: Sequence[Offer],
+        waiter: Waiter | None,
+        adopt: Adopt,
     ) -> Reservation | None:
-        """Try the candidates in order. Await-free: decision, charge and adoption are one step."""
+        """Try the candidates, who are some of the offers, in order. Await-free: decision, charge
+        and adoption are one step."""
         now = trio.current_time()
         for offer in candidates:
             model = offer.model
@@ -277,7 +282,13 @@ class Router:
             if hold is None:
                 continue
             reservation = Reservation(
-                model, offer.prepared, hold, self.reservations.discard, self._wake_waiters
+                model,
+                offer.prepared,
+                hold,
+                self.reservations.discard,
+                self._wake_waiters,
+                waited=now - waiter.waiting_since if waiter is not None else 0.0,
+                fallback=policy.fallback_reason(model, self.models[0], offers),
             )
             self.reservations.add(reservation)
             adopt(reservation)

@@ -26,6 +26,7 @@ from ..generation.request import (
 from ..generation.status import (
     Default,
     DraftStatus,
+    EngineTimings,
     ModelProperties,
     ModelStatus,
     PlacementStatus,
@@ -354,6 +355,10 @@ class ServedModel:
             drains=self.config.sigterm_policy == "drain",
             chat_template=self.template_origin,
         )
+
+    def timings(self) -> EngineTimings:
+        """A snapshot, taken without waiting."""
+        return self.client.timings
 
     def properties(self) -> ModelProperties:
         """What stays as it is while the model runs, and who decided it."""

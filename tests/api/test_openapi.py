@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from dflash_trio.api.access import AccessPolicy
 from dflash_trio.api.app import DflashApp
 from dflash_trio.api.field_schemas import describe, schema_of
-from dflash_trio.api.openapi import OPERATIONS, Operation, openapi_document
+from dflash_trio.api.openapi import OPERATIONS, Operation, openapi_document, plain_route
 from dflash_trio.api.sampling_fields import LogitBias, SamplingFields, StopStrings
 from dflash_trio.api.validation import FieldProblem, converter, in_range
 from dflash_trio.routing.router import Router
@@ -48,8 +48,7 @@ def routes() -> set[tuple[str, str]]:
     )
     found = set()
     for rule in app.url_map.iter_rules():
-        path = rule.rule.removeprefix("/v1").replace("<path:", "<")
-        path = path.replace("<", "{").replace(">", "}")
+        path = plain_route(rule.rule)
         found |= {
             (method, path) for method in rule.methods or () if method not in ("HEAD", "OPTIONS")
         }

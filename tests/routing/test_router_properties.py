@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import trio
@@ -84,6 +84,7 @@ class WatchedRouter(Router):
     def _take(
         self,
         candidates: object,
+        offers: Sequence[Offer],
         waiter: Waiter | None,
         adopt: Callable[[Reservation], None],
     ) -> Reservation | None:
@@ -92,7 +93,7 @@ class WatchedRouter(Router):
         now = trio.current_time()
         older = self._waiters[: self._waiters.index(waiter)] if waiter else list(self._waiters)
         oldest = self._waiters[0] if self._waiters else None
-        reservation = super()._take(candidates, waiter, adopt)
+        reservation = super()._take(candidates, offers, waiter, adopt)
         passed_by = candidates
         if reservation is not None:
             models = [offer.model for offer in candidates]

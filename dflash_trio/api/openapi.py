@@ -183,6 +183,13 @@ OPERATIONS = (
     Operation("GET", "/status/json", "All the server knows about itself.", answers.STATUS),
     Operation(
         "GET",
+        "/status/stream",
+        "The same as server-sent events, as it changes; without end.",
+        STRING,
+        content_types=("text/event-stream",),
+    ),
+    Operation(
+        "GET",
         "/metrics",
         "Numbers for Prometheus.",
         STRING,

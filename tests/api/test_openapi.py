@@ -229,7 +229,12 @@ def new_response(url: str) -> str:
         return str(json.load(made)["id"])
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: f"{each.method} {each.path}")
+@pytest.mark.parametrize(
+    "operation",
+    # That one's answer has no end; tests of its own read it.
+    [each for each in OPERATIONS if each.path != "/status/stream"],
+    ids=lambda each: f"{each.method} {each.path}",
+)
 def test_a_live_server_answers_good_requests_as_described(operation: Operation, url: str) -> None:
     assert 200 in asking(operation, url, well_formed=True)
 

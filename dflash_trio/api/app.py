@@ -11,11 +11,11 @@ from quart import Request, Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from ..generation.errors import GenerationError
+from ..generation.errors import Draining, GenerationError
 from ..generation.status import ServerStatus
 from ..routing.router import Router
 from . import introspection
-from .access import AccessPolicy, is_open_path
+from .access import PAGE_FILES, AccessPolicy, is_open_path
 from .chat_request import parse_chat_call
 from .completions_request import parse_completion_call
 from .connection import RequestConnection, request_scope
@@ -36,6 +36,7 @@ from .request_id import current_request_id
 from .request_record import OTHER_ROUTE, request_record
 from .request_totals import RequestTotals
 from .responses_routes import ResponsesRoutes
+from .status_page import StatusPage
 from .status_stream import StatusStreams, stamped
 from .token_routes import TokenRoutes
 
@@ -69,6 +70,7 @@ class DflashApp(QuartTrio):
             self.request_totals, status, lambda: [model.timings() for model in router.models]
         )
         self._route_labels = route_labels()
+        self._page = StatusPage(keyed=bool(access.api_keys))
         self._status_streams = StatusStreams(router, self._status_body, stall_timeout=stall_timeout)
         self._access = access
         self._max_body_bytes = max_body_bytes
@@ -109,6 +111,10 @@ class DflashApp(QuartTrio):
             route(path, kept_view, methods)
         self.add_url_rule("/status/json", "status", self._status, methods=["GET"])
         self.add_url_rule("/status/stream", "stream", self._status_streams.view, methods=["GET"])
+        self.add_url_rule("/", "page", self._shell, methods=["GET"])
+        self.add_url_rule(
+            f"{PAGE_FILES}<version>/<file>", "page_file", self._page_file, methods=["GET"]
+        )
         self.before_request(self._admit)
         self.after_request(self._identify)
         self.register_error_handler(GenerationError, self._domain_error)
@@ -199,6 +205,21 @@ class DflashApp(QuartTrio):
 
     async def _status(self) -> Response:
         return _json_response(stamped(self._status_body()))
+
+    # ---------------------------------------------------------------------- the status page
+
+    async def _shell(self) -> Response:
+        self._check_not_draining()
+        return self._page.shell()
+
+    async def _page_file(self, version: str, file: str) -> Response:
+        self._check_not_draining()
+        return self._page.file(version, file)
+
+    def _check_not_draining(self) -> None:
+        # While the models load these answer already; in a shutdown nothing new does.
+        if self.router.draining:
+            raise Draining
 
     # --------------------------------------------------------------------------- generation
 

@@ -12,12 +12,14 @@ from werkzeug.datastructures import Headers
 from .cors import CorsPolicy, is_preflight
 from .error_responses import ErrorAnswer, http_answer
 
-OPEN_PATHS = frozenset({"/health", "/v1/health"})
+OPEN_PATHS = frozenset({"", "/health", "/v1/health"})
+PAGE_FILES = "/page/"
+"""Where the status page's own files are: the same for everybody, and without any data."""
 
 
 def is_open_path(path: str) -> bool:
     """What needs no key, and answers before the models are loaded."""
-    return path.rstrip("/") in OPEN_PATHS
+    return path.rstrip("/") in OPEN_PATHS or path.startswith(PAGE_FILES)
 
 
 @frozen

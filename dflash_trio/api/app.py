@@ -11,11 +11,11 @@ from quart import Request, Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from ..generation.errors import GenerationError
+from ..generation.errors import Draining, GenerationError
 from ..generation.status import ServerStatus
 from ..routing.router import Router
 from . import introspection
-from .access import AccessPolicy, is_open_path
+from .access import PAGE_FILES, AccessPolicy, is_open_path
 from .chat_request import parse_chat_call
 from .completions_request import parse_completion_call
 from .connection import RequestConnection, request_scope
@@ -36,6 +36,8 @@ from .request_id import current_request_id
 from .request_record import OTHER_ROUTE, request_record
 from .request_totals import RequestTotals
 from .responses_routes import ResponsesRoutes
+from .status_page import StatusPage
+from .status_stream import StatusStreams, stamped
 from .token_routes import TokenRoutes
 
 log = logging.getLogger("dflash_trio.api")
@@ -68,6 +70,8 @@ class DflashApp(QuartTrio):
             self.request_totals, status, lambda: [model.timings() for model in router.models]
         )
         self._route_labels = route_labels()
+        self._page = StatusPage(keyed=bool(access.api_keys))
+        self._status_streams = StatusStreams(router, self._status_body, stall_timeout=stall_timeout)
         self._access = access
         self._max_body_bytes = max_body_bytes
         self._stall_timeout = stall_timeout
@@ -106,6 +110,11 @@ class DflashApp(QuartTrio):
         for path, kept_view, methods in responses.table():
             route(path, kept_view, methods)
         self.add_url_rule("/status/json", "status", self._status, methods=["GET"])
+        self.add_url_rule("/status/stream", "stream", self._status_streams.view, methods=["GET"])
+        self.add_url_rule("/", "page", self._shell, methods=["GET"])
+        self.add_url_rule(
+            f"{PAGE_FILES}<version>/<file>", "page_file", self._page_file, methods=["GET"]
+        )
         self.before_request(self._admit)
         self.after_request(self._identify)
         self.register_error_handler(GenerationError, self._domain_error)
@@ -190,8 +199,27 @@ class DflashApp(QuartTrio):
         page, content_type = self._metrics_page.render(request.headers.get("Accept", ""))
         return Response(page, 200, content_type=content_type)
 
+    def _status_body(self) -> dict[str, Any]:
+        recent = self.request_totals.recent.newest_first()
+        return introspection.status_body(self.server_status(), recent)
+
     async def _status(self) -> Response:
-        return _json_response(introspection.status_body(self.server_status()))
+        return _json_response(stamped(self._status_body()))
+
+    # ---------------------------------------------------------------------- the status page
+
+    async def _shell(self) -> Response:
+        self._check_not_draining()
+        return self._page.shell()
+
+    async def _page_file(self, version: str, file: str) -> Response:
+        self._check_not_draining()
+        return self._page.file(version, file)
+
+    def _check_not_draining(self) -> None:
+        # While the models load these answer already; in a shutdown nothing new does.
+        if self.router.draining:
+            raise Draining
 
     # --------------------------------------------------------------------------- generation
 

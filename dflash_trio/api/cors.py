@@ -10,7 +10,10 @@ from werkzeug.datastructures import Headers
 
 ANY_ORIGIN = "*"
 METHODS = "GET, POST, DELETE, OPTIONS"
-EXPOSED = "x-request-id, request-id, x-dflash-model, retry-after"
+EXPOSED = (
+    "x-request-id, request-id, x-dflash-model, x-dflash-route, x-dflash-waited, "
+    "x-dflash-fallback, retry-after"
+)
 """Headers of ours that a page's script may read."""
 MAX_AGE = 7200
 """Seconds that a browser may remember a preflight; none remembers one for longer."""

@@ -22,6 +22,7 @@ from ..engine.client import Generation
 from ..generation.errors import Draining, GenerationError, InvalidRequest
 from ..generation.events import SERVER_SHUTDOWN, Event, Failed, Finished, TextDelta
 from ..generation.request import GenerationRequest, PreparedPrompt
+from ..routing.reservation import Reservation
 from . import sse
 from .answer import AnswerEvent, AnswerFailed, AnswerReader, ChoiceEnded, WholeAnswer, failure_of
 from .connection import request_scope
@@ -148,7 +149,7 @@ class GenerationRoutes:
             )
         )
         reader = AnswerReader(reservation.prepared, encoder.call_prefix)
-        headers = {"x-dflash-model": header_text(name)}
+        headers = {"x-dflash-model": header_text(name), **_route_headers(reservation)}
         load = Load(reservation.prepared, call.request.body_bytes)
         if call.stream:
             record = request_record(request)
@@ -320,6 +321,17 @@ def _log_early_ends(generation: Generation, events: Sequence[AnswerEvent]) -> No
                 event.usage.completion_tokens,
                 event.detail,
             )
+
+
+def _route_headers(reservation: Reservation) -> dict[str, str]:
+    """Why this model: the way to it in one word, and what made it so."""
+    headers = {"x-dflash-route": "primary"}
+    if reservation.fallback is not None:
+        headers = {"x-dflash-route": "fallback", "x-dflash-fallback": reservation.fallback}
+    if (waited := round(reservation.waited, 3)) > 0:
+        headers["x-dflash-route"] = "waited"
+        headers["x-dflash-waited"] = f"{waited:.3f}"
+    return headers
 
 
 def header_text(text: str) -> str:

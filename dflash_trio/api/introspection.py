@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -79,14 +79,18 @@ def find_model(status: ServerStatus, name: str) -> ModelStatus | None:
     return next((m for m in status.models if name == m.name or name in m.aliases), None)
 
 
-def status_body(status: ServerStatus) -> dict[str, Any]:
-    """The body of ``/status/json``: every figure with the unit its name says (tokens, cells)."""
+def status_body(status: ServerStatus, recent: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The body of ``/status/json``: every figure with the unit its name says (tokens, cells).
+
+    ``recent``: the latest requests, newest first.
+    """
     return {
         "state": status.state,
         "load_balancing": status.load_balancing,
         "models": [_model_status(model) for model in status.models],
         "routing": attrs.asdict(status.router),
         "unused_models": list(status.unused_models),
+        "recent_requests": list(recent),
     }
 
 

@@ -180,7 +180,7 @@ class MessagesEncoder:
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return f"event: {kind}\n".encode() + sse.event({"type": kind, **fields})
+    return sse.event({"type": kind, **fields}, kind)
 
 
 def usage_object(ended: ChoiceEnded) -> dict[str, Any]:

@@ -54,6 +54,8 @@ class Operation:
     query: dict[str, Schema] = field(factory=dict)
     content_types: tuple[str, ...] = ("application/json",)
     """Of its answer."""
+    open: bool = False
+    """Whether it wants no key where the others do."""
 
     @property
     def schema_name(self) -> str:
@@ -179,8 +181,27 @@ OPERATIONS = (
         names_something=True,
     ),
     Operation("GET", "/props", "What the models were set up with.", answers.PROPS),
-    Operation("GET", "/health", "Whether models can serve.", answers.HEALTH),
+    Operation("GET", "/health", "Whether models can serve.", answers.HEALTH, open=True),
     Operation("GET", "/status/json", "All the server knows about itself.", answers.STATUS),
+    Operation(
+        "GET",
+        "/status/stream",
+        "The same as server-sent events, as it changes; without end.",
+        STRING,
+        content_types=("text/event-stream",),
+    ),
+    Operation(
+        "GET", "/", "The status page, for people.", STRING, content_types=("text/html",), open=True
+    ),
+    Operation(
+        "GET",
+        "/page/{version}/{file}",
+        "What the status page is made of.",
+        STRING,
+        names_something=True,
+        content_types=("text/javascript", "text/css", "image/svg+xml"),
+        open=True,
+    ),
     Operation(
         "GET",
         "/metrics",
@@ -261,7 +282,7 @@ def _entry(operation: Operation) -> dict[str, Any]:
             "required": True,
             "content": {"application/json": {"schema": schema}},
         }
-    if operation.path == "/health":
+    if operation.open:
         entry["security"] = []
     return entry
 

@@ -153,6 +153,14 @@ MODEL_LIST = object_of(
     {"object": one_of("list"), "data": array_of(MODEL), "models": array_of(OBJECT)}
 )
 PROPS = object_of({"models": array_of(OBJECT), "total_slots": _COUNT})
-STATUS = object_of({"state": STRING, "models": array_of(OBJECT), "routing": OBJECT})
+STATUS = object_of(
+    {
+        "state": STRING,
+        "models": array_of(OBJECT),
+        "routing": OBJECT,
+        "recent_requests": array_of(OBJECT),
+        "taken_at": {"type": "number"},
+    }
+)
 HEALTH = object_of({"status": one_of("ok", "degraded", "loading", "unhealthy")})
 DOCUMENT = object_of({"openapi": STRING, "info": OBJECT, "paths": OBJECT})

@@ -20,8 +20,11 @@ from .request_totals import NO_MODEL, Outcome, RequestTotals
 OTHER_ROUTE = "other"
 """Of requests that lead nowhere. What they asked for is the client's to choose, so no label."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "OPTIONS"})
-_POLLED = frozenset({"/health", "/metrics", "/status/json"})
-"""Routes that machines ask every few seconds: their lines are for debugging."""
+_POLLED = frozenset(
+    {"/", "/page/{version}/{file}", "/health", "/metrics", "/status/json", "/status/stream"}
+)
+"""Routes that machines and the status page ask every few seconds: their lines are for
+debugging."""
 
 _SCOPE_KEY = "dflash_trio.request_record"
 
@@ -126,12 +129,18 @@ class RequestRecord:
         level = logging.WARNING if outcome == "failed" else logging.INFO
         if self.route in _POLLED and level == logging.INFO:
             level = logging.DEBUG
-        if _stdlib_log.isEnabledFor(level):
-            _log.log(level, "request", **self._fields(outcome, total))
+        shown, logged = self.totals.recent.wants(self.route), _stdlib_log.isEnabledFor(level)
+        if not (shown or logged):
+            return
+        fields = self._fields(outcome, total)
+        if shown:
+            self.totals.recent.add(fields)
+        if logged:
+            _log.log(level, "request", **fields)
 
     def _fields(self, outcome: Outcome, total: float) -> dict[str, Any]:
-        """What its line says. Nothing in it is the client's but the request's id, which is
-        printable and short."""
+        """What its line and the status say. Nothing in it is the client's but the request's id,
+        which is printable and short."""
         reservation = self.reservation
         generation = reservation.generation if reservation is not None else None
         finished = generation.finished if generation is not None else None

@@ -14,6 +14,7 @@ from attrs import define, field
 
 from ..generation.histogram import Histogram
 from ..routing.policy import FallbackReason
+from .recent_requests import RecentRequests
 
 Outcome = Literal["completed", "refused", "unavailable", "failed", "cancelled"]
 """``refused``: what was asked for is wrong (4xx); ``unavailable``: 503; ``failed``: any other
@@ -42,6 +43,7 @@ def _timed(bounds: tuple[float, ...]) -> Timed:
 class RequestTotals:
     """One server's requests since it started."""
 
+    recent: RecentRequests = field(factory=RecentRequests)
     requests: Counter[tuple[str, str, Outcome]] = field(factory=Counter)
     """By route, model and outcome; counted when they are over."""
     fallbacks: Counter[tuple[str, FallbackReason]] = field(factory=Counter)

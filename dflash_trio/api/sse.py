@@ -36,6 +36,7 @@ def json_line(value: Any, *, large: bool = False) -> str:
     return text
 
 
-def event(value: Any) -> bytes:
-    """One ``data:`` event."""
-    return f"data: {json_line(value)}\n\n".encode()
+def event(value: Any, name: str | None = None) -> bytes:
+    """One event; ``name``: of its kind, where the stream has several."""
+    head = f"event: {name}\n" if name is not None else ""
+    return f"{head}data: {json_line(value)}\n\n".encode()

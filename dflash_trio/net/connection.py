@@ -18,6 +18,11 @@ from .asgi_task import AppTasks
 from .h11_protocol import JSONErrorH11Protocol
 from .stream import StallGuardedStream
 
+OUTPUT_PENDING = "output_pending"
+"""The key in ``scope["state"]`` of the function that tells whether the client's side has yet to
+take some of what was sent before; see StallGuardedStream. Who writes only when it has not, and no
+more than the send buffer holds, never blocks."""
+
 _SENDS_A_TURN = 16
 """Sends in a row that wait for nothing, until the other tasks get a turn in any case."""
 
@@ -48,7 +53,11 @@ class Connection(TCPServer):
             stream = trio.SSLStream(transport, ssl_context, server_side=True, https_compatible=True)
         # Hypercorn declares TLS over a socket stream, and takes either kind of either layer.
         super().__init__(
-            app, config, context, {}, cast("trio.SSLStream[trio.SocketStream]", stream)
+            app,
+            config,
+            context,
+            {OUTPUT_PENDING: transport.output_pending},
+            cast("trio.SSLStream[trio.SocketStream]", stream),
         )
 
     @property

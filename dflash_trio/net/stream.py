@@ -96,6 +96,13 @@ class StallGuardedStream(trio.abc.HalfCloseableStream):
         """The trio socket, which hypercorn asks for its addresses."""
         return self._transport.socket
 
+    def output_pending(self) -> bool:
+        """Whether the kernel still holds output that the peer's has not taken.
+
+        False as well where that is not known, and once the socket is gone.
+        """
+        return bool(unsent_bytes(self.socket))
+
     @property
     def closed(self) -> bool:
         """Whether the socket is gone: closed, aborted or stalled."""

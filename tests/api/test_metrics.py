@@ -147,7 +147,14 @@ async def test_each_way_to_end_is_its_own_outcome(stream: bool) -> None:
         assert (await server.chat("x" * 5000, stream=stream)).status == 400
         await counted(server, "refused")
     gate = Gate(open=False)
-    async with running(one_model(before_decode=gate), routing_queue_limit=0) as server:
+
+    def wait_then_take_time(batch: Any) -> None:
+        gate(batch)
+        time.sleep(0.002)
+
+    # Long enough for the server to see that its client has left, which is told to nobody.
+    load = scripted_load(script=answer("x" * 1900), before_decode=wait_then_take_time)
+    async with running((scripted_config("m"), load), routing_queue_limit=0) as server:
         async with server.chatting("x", stream=stream):
             await trio.to_thread.run_sync(gate.reached.wait)
             assert (await server.chat("x", stream=stream)).status == 503

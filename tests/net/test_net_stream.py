@@ -107,6 +107,28 @@ async def test_the_kernels_queue_is_readable_and_shrinks_when_the_peer_reads(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+async def test_output_is_pending_until_the_peers_side_has_taken_it(
+    family: str, tmp_path: Path
+) -> None:
+    async with stream_pair(family, tmp_path) as (ours, peer):
+        assert not ours.output_pending()
+        total = 0
+        # More than the peer's side takes by itself.
+        while sent := ours.send_now(bytes(TINY)):
+            total += sent
+        assert ours.output_pending()
+        while total:
+            total -= len(await peer.receive_some())
+        with trio.fail_after(5):
+            # The kernels settle it between them: nobody sets an event.
+            while ours.output_pending():  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        ours.send_now(b"x")
+        ours.abort()
+        assert not ours.output_pending()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 async def test_abort_cuts_a_shielded_send_and_a_receive(family: str, tmp_path: Path) -> None:
     outcomes: list[str] = []
 

@@ -58,7 +58,9 @@ def main() -> int:
     set_up_logging("console", "info")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-    listener = ListenerConfig(**{"port": 0, **specification.get("listener", {})})
+    fields = {"port": 0, **specification.get("listener", {})}
+    fields["api_keys"] = tuple(key.encode() for key in fields.get("api_keys", ()))
+    listener = ListenerConfig(**fields)
     loads = [build(fields) for fields in specification["models"]]
     config = ServerConfig(tuple(model for model, _ in loads), listener, len(loads) > 1)
     return serve(config, loads)

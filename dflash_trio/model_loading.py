@@ -64,7 +64,8 @@ def load_llama(
         rope_freq_base=model.rope_freq_base,
         rope_freq_scale=model.rope_freq_scale,
         keeps_prefixes=model.keeps_prefixes,
-        draft_outputs=verified - slots if longest else 0,
+        draft_outputs=max(0, verified - slots),
+        has_draft=longest > 0,
         layer_split=model.target_layer_split,
         cpu_moe=model.cpu_moe,
         overrides=header_overrides(model),
@@ -74,6 +75,11 @@ def load_llama(
     runner = LlamaRunner(
         spec, on_progress=lambda fraction: on_progress(fraction * share), stopped=stopped
     )
+    if longest and model.decode_headroom <= longest:
+        spec.warnings.append(
+            f"--decode-headroom {model.decode_headroom} leaves no room for the {longest} tokens "
+            "that --draft may guess at a time: fewer are guessed"
+        )
     drafts: DraftProvider | None = None
     try:
         if model.draft is not None and not runner.rewinds_freely:

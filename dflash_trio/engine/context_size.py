@@ -93,9 +93,10 @@ def microbatch(chunk: int, slots: int) -> int:
 
 
 def verify_tokens(slots: int, longest: int, *, on_cpu: bool) -> int:
-    """Tokens that a batch with guesses may have, at most ``longest`` of them for each sequence."""
+    """Tokens that a batch with guesses may have, at most ``longest`` of them for each sequence.
+    With more sequences than that under way, there are none."""
     most = LARGEST_CPU_VERIFY if on_cpu else LARGEST_GPU_VERIFY
-    return max(slots, min(slots * (1 + longest), most))
+    return min(slots * (1 + longest), most)
 
 
 def draft_context(target: ContextSize, spare: int) -> ContextSize:

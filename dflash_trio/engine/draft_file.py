@@ -138,7 +138,7 @@ def _block_draft(
             f"{target_wide}: give a draft made for this model"
         )
     layers = facts.get("target_layers")
-    if not isinstance(layers, tuple) or not layers:
+    if not isinstance(layers, tuple) or not layers or not all(type(n) is int for n in layers):
         raise ModelFileError(f"the draft {path} names no target_layers: convert it anew")
     count = len(target.shape.layers)
     last = count if target.architecture in _SHOWS_ITS_END else count - 1
@@ -156,7 +156,8 @@ def _block_draft(
     # Most DSparks guess a token at the last one's own place, too.
     anchored = kind == "dspark" and facts.get("sample_from_anchor", True) is True
     size = facts.get("block_size", DEFAULT_BLOCK_SIZE)
-    assert isinstance(size, int)
+    if type(size) is not int:
+        raise ModelFileError(f"the draft {path} has no number as its block_size: convert it anew")
     most = size if anchored else size - 1
     if most < 1:
         raise ModelFileError(f"the draft {path} has blocks of {size} tokens: nothing to guess")

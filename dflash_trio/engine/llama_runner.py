@@ -44,7 +44,7 @@ from .model_runner import (
     ModelLoadError,
     TokenSampler,
 )
-from .pace import Pace
+from .pace import Pace, prompt_tokens
 
 _CACHE_TYPES: dict[CacheType, int] = {
     "f32": llama.GGML_TYPE_F32,
@@ -86,6 +86,8 @@ class LlamaSpec:
     rope_freq_scale: float | None = None
     keeps_prefixes: bool = False
     """Prompts may go on from what is left of earlier ones."""
+    has_draft: bool = False
+    """Tokens are guessed, and taken back where they were guessed wrong."""
     draft_outputs: int = 0
     """Tokens of a batch, beside one for each slot, that are guesses; each has an output."""
     layer_split: tuple[float, ...] = ()
@@ -224,7 +226,7 @@ class LlamaRunner:
         params.rope_freq_scale = spec.rope_freq_scale or 0.0
         # A sliding window that remembers everything, where prompts go on from earlier ones, or
         # where guesses are taken back: what they push out of the window is gone.
-        params.swa_full = spec.keeps_prefixes or spec.draft_outputs > 0
+        params.swa_full = spec.keeps_prefixes or spec.has_draft
         params.no_perf = True
         if on_cpu:
             # On a GPU build these two would still move a CPU block's work to the GPU.
@@ -307,7 +309,7 @@ class LlamaRunner:
             # On a GPU the step may still be under way. Reading its output would wait for it too,
             # but then neither the step's time nor a hang in it would show as the step's.
             llama.llama_synchronize(self.context)
-            self._pace.computed(len(self._batch), perf_counter() - begin)
+            self._pace.computed(prompt_tokens(batch), perf_counter() - begin)
             return DecodeOutcome.DONE
         if code == 1:
             return DecodeOutcome.NO_CELLS

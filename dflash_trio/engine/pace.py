@@ -7,7 +7,11 @@ Which of the two holds is measured, as it differs by model, device and row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import define
+
+from .model_runner import BatchSlice
 
 PROMPT_TOKENS = 16
 """Of a step: with fewer it says nothing of how fast a prompt is."""
@@ -31,12 +35,18 @@ class Pace:
         return _BACK_AND_FORTH * self._save / self._token if self._token else 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A step of ``tokens`` tokens is over."""
+        """A step with ``tokens`` tokens of prompts is over."""
         if tokens >= PROMPT_TOKENS:
             self._token = _average(self._token, seconds / tokens)
 
     def saved(self, seconds: float) -> None:
         self._save = _average(self._save, seconds)
+
+
+def prompt_tokens(batch: Sequence[BatchSlice]) -> int:
+    """Tokens in a batch that belong to prompts. A decoding sequence's are those with an output of
+    their own: its last token, and guesses."""
+    return sum(n for item in batch if (n := len(item.tokens)) > item.outputs)
 
 
 def _average(before: float, seconds: float) -> float:

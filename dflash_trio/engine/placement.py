@@ -235,7 +235,7 @@ def demand_of(
     outputs = slots
     if model.draft is not None:
         longest = draft.longest if draft is not None else model.draft_max or DEFAULT_LONGEST
-        outputs = verify_tokens(slots, longest, on_cpu=not gpus)
+        outputs = max(slots, verify_tokens(slots, longest, on_cpu=not gpus))
     return Demand(
         shape=file.shape,
         context=context_size(
@@ -249,7 +249,8 @@ def demand_of(
         cache_type_k=model.cache_type_k,
         cache_type_v=model.cache_type_v,
         flash_attention=model.flash_attn != "off",
-        keeps_prefixes=model.keeps_prefixes,
+        # What guesses were wrong is taken back, so that a window has to remember more, too.
+        keeps_prefixes=model.keeps_prefixes or model.draft is not None,
         gpu_layers=model.gpu_layers,
         cpu_moe=model.cpu_moe,
         pinned=model.mlock or not model.mmap,

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 from dflash_trio.engine.draft_file import DraftFile, check_draft_file, different_tokens
 from dflash_trio.engine.llama_file_tokens import FileTokens, read_file_tokens
@@ -133,6 +135,19 @@ def test_embeddings_of_another_size_are_refused(tmp_path: Path, target: Path) ->
 def test_a_block_of_one_token_has_nothing_to_guess(tmp_path: Path, target: Path) -> None:
     draft = write_dflash(tmp_path / "draft.gguf", TOKENIZER, block_size=1)
     assert "blocks of 1 tokens: nothing to guess" in refused(draft, target)
+
+
+def test_a_block_size_that_is_no_whole_number_is_refused(tmp_path: Path, target: Path) -> None:
+    writer = GGUFWriter(tmp_path / "draft.gguf", "dflash")
+    writer.add_uint32("dflash.embedding_length", 64)
+    writer.add_array("dflash.target_layers", [1, 2])
+    writer.add_float32("dflash.block_size", 8.0)
+    writer.add_tensor("fc.weight", np.zeros((64, 128), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert "no number as its block_size" in refused(tmp_path / "draft.gguf", target)
 
 
 def test_a_draft_of_deepseek_v4_s_layers_is_refused_by_name(tmp_path: Path, target: Path) -> None:

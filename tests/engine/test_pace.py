@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dflash_trio.engine.pace import PROMPT_TOKENS, Pace
+from dflash_trio.engine.model_runner import BatchSlice
+from dflash_trio.engine.pace import PROMPT_TOKENS, Pace, prompt_tokens
 
 
 def test_saving_costs_nothing_before_anything_was_measured() -> None:
@@ -36,3 +37,11 @@ def test_old_measurements_fade() -> None:
     for _ in range(60):
         pace.saved(0.001)
     assert pace.saving_costs == pytest.approx(2, rel=0.01)
+
+
+def test_only_what_is_of_prompts_counts_as_such() -> None:
+    decoding = [BatchSlice(row, 9, (1,), 1) for row in range(16)]
+    guessing = [BatchSlice(16, 9, (1, 2, 3), 3)]
+    prompts = [BatchSlice(17, 0, (1,) * 30, 0), BatchSlice(18, 0, (1,) * 5, 1)]
+    assert prompt_tokens(decoding + guessing) == 0
+    assert prompt_tokens(decoding + guessing + prompts) == 35

@@ -16,6 +16,8 @@ _DOUBT = 2
 """Measurements that the line counts as, against those of a size."""
 _FADING = 0.98
 """Of what a size's measurements weigh beyond a single one, with each measurement of any size."""
+_LEAST = 1e-6
+"""Seconds: about what a clock can tell."""
 _OUTLIER = 2.0
 """A measurement counts as no more than this many times what was known."""
 
@@ -62,7 +64,9 @@ class CostTable:
         return cost.times if cost is not None else 0
 
     def observe(self, size: int, seconds: float) -> None:
-        """A step of ``size`` took that long."""
+        """A step of ``size`` took that long. Nothing takes no time: what was measured as that would
+        be believed for ever, as later measurements count as a few times the first at most."""
+        seconds = max(seconds, _LEAST)
         size = _rounded(size)
         cost = self._costs.get(size)
         self._now += 1

@@ -59,6 +59,9 @@ class Drafter:
         """Guesses for each sequence of the batch; none where nothing is wanted or known."""
         asked = [item for item in wanted if item is not None]
         if not asked:
+            # Nobody has room for a guess: nothing was asked, and so nothing is learned of what
+            # asking costs.
+            self._asked = 0
             return []
         begin = self._clock()
         answers = iter(self.provider.propose(asked))

@@ -59,6 +59,10 @@ class LazyDraft:
         except ModelLoadError as error:
             self._given_up = True
             log.error("there will be no drafts: %s", error)
+        except Exception:
+            # Whatever is wrong with a draft, its model serves without it.
+            self._given_up = True
+            log.exception("there will be no drafts")
 
     def rest(self) -> float | None:
         """Nobody is here: free it if that has been so for long enough. Otherwise the seconds until

@@ -100,6 +100,17 @@ def test_one_that_cannot_be_loaded_is_given_up_with_a_line(
     assert loads.draft.rest() is None
 
 
+def test_one_that_fails_for_any_other_reason_costs_its_model_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loads = Loads(RuntimeError("a symbol is missing"))
+    loads.draft.wake()
+    loads.draft.wake()
+    assert loads.tries == 1
+    assert "there will be no drafts" in caplog.text
+    assert loads.guess() == [[], []]
+
+
 def test_a_server_that_ends_meanwhile_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     loads = Loads(LoadingStopped())
     with caplog.at_level(logging.WARNING):

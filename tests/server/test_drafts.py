@@ -52,4 +52,4 @@ async def test_a_model_loads_with_its_draft_and_answers(
     assert "Traceback" not in server.log
     loads = f"target loads its draft (dflash) {draft}"
     assert loads in server.log
-    assert (server.log.index(loads) > server.log.index("ready: target")) == bool(options)
+    assert (server.log.index(loads) > server.log.index("target is ready")) == bool(options)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -86,7 +87,13 @@ async def test_each_request_has_one_line_that_says_what_became_of_it(capfd: Any)
 async def test_a_cancelled_requests_line_has_the_tokens_that_were_made_for_it(capfd: Any) -> None:
     set_up_logging("json", "info")
     gate = Gate()
-    load = scripted_load(script=answer("x" * 999), before_decode=gate)
+
+    def wait_then_take_time(batch: Any) -> None:
+        gate(batch)
+        time.sleep(0.002)
+
+    # Long enough for the server to see that its client has left, which is told to nobody.
+    load = scripted_load(script=answer("x" * 1900), before_decode=wait_then_take_time)
     async with running((scripted_config("m"), load)) as server:
         async with server.held_slot():
             gate.close()

@@ -67,11 +67,14 @@ class Machine:
         program = folder / "bin" / "dflash-server"
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dflash_trio "$@"\n')
         program.chmod(0o755)
+        # The page's paths have no blanks, which a shell would want quoted; those here may.
+        linked = folder / "bin" / "linked.gguf"
+        linked.symlink_to(model)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self._places = {
-            "/models/small.gguf": model,
+            "/models/small.gguf": str(linked),
             "/etc/dflash": str(folder / "etc"),
             "/run/dflash": str(folder / "run"),
             "8443": str(self.port),
@@ -222,7 +225,10 @@ def test_the_unit_verifies(tmp_path: Path) -> None:
     text = (EXAMPLES / "dflash-server.service").read_text()
     copy = tmp_path / "dflash-server.service"
     # It looks whether the program is there.
-    copy.write_text(text.replace("/opt/dflash/bin/dflash-server", sys.executable))
+    program = tmp_path / "dflash-server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    copy.write_text(text.replace("/opt/dflash/bin/dflash-server", str(program)))
     result = subprocess.run(
         [verifier, "verify", copy], capture_output=True, text=True, timeout=60, check=False
     )

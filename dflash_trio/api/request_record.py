@@ -82,8 +82,8 @@ class RequestRecord:
         self._all_said = True
 
     def sent(self, body_bytes: int, *, last: bool, in_vain: bool) -> None:
-        """A part of the body has been handed to the kernel. ``last``: HTTP's end came with it;
-        ``in_vain``: the client had left before."""
+        """A part of the body has been sent. ``last``: HTTP's end came with it; ``in_vain``: it is
+        not all with the kernel, or the client had left before."""
         self._sent += body_bytes
         # A client that counts, or knows the dialect, may be gone before HTTP's end.
         complete = last or self._all_said or self._sent == self._length

@@ -202,6 +202,22 @@ async def test_who_closes_at_the_last_event_of_its_stream_has_completed() -> Non
         await counted(server, "completed", model="m")
 
 
+@pytest.mark.parametrize("how", ["stall", "RST"])
+async def test_who_is_cut_off_in_the_only_write_of_its_answer_is_cancelled(how: str) -> None:
+    """More than the kernel takes of a client that reads nothing: its send ends, but not well."""
+    body = {"messages": [{"role": "user", "content": "x" * 8_000_000}]}
+    async with running(one_model(max_ctx=2**18), client_stall_timeout=1) as server:
+        async with connect(server.port, receive_buffer=4096) as exchange:
+            await exchange.send("POST", "/apply-template", json.dumps(body).encode())
+            # Its answer has begun, and cannot end while nobody reads it.
+            await trio.lowlevel.wait_readable(exchange.stream.socket)
+            if how == "RST":
+                exchange.reset()
+            await counted(server, "cancelled", "/apply-template")
+        completed = {"route": "/apply-template", "outcome": "completed"}
+        assert await value(server.port, "dflash_requests_total", **completed) == 0
+
+
 async def test_a_wait_is_measured_and_fallbacks_say_what_kept_the_primary_from_it() -> None:
     gate = Gate(open=False)
     first = one_model("first", max_ctx=64, headroom=16, before_decode=gate)

@@ -9,11 +9,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from dflash_trio import console
 from dflash_trio.log_setup import printable, set_up_logging
 from tests.support.http_client import PATIENCE, request
 from tests.support.running import CHAT, running
@@ -143,6 +145,28 @@ complain("words"); say("words")
 """
     command = ["bash", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, code]
     assert subprocess.run(command, stdout=subprocess.PIPE, check=False).returncode == 0
+
+
+def test_a_stream_that_was_full_for_a_while_gets_what_is_said_afterwards(tmp_path: Path) -> None:
+    """And nothing of before, and no descriptor is left open by a write that fails."""
+    with open("/dev/full", "w", encoding="utf-8") as stream:
+        open_before = len(os.listdir("/dev/fd"))
+        console.write(stream, "lost")
+        assert len(os.listdir("/dev/fd")) == open_before
+        with (tmp_path / "log").open("wb") as log:
+            os.dup2(log.fileno(), stream.fileno())
+        console.write(stream, "seen")
+    assert (tmp_path / "log").read_text() == "seen"
+
+
+def test_a_terminal_that_takes_nothing_for_a_moment_is_not_given_up() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading, "rb", buffering=0) as reader, open(writing, "w", encoding="utf-8") as stream:
+        console.write(stream, "x" * 2_000_000)
+        assert len(reader.read(2_000_000)) < 2_000_000
+        console.write(stream, "seen")
+        assert reader.read(100) == b"seen"
 
 
 @pytest.mark.parametrize("style", ["console", "json"])

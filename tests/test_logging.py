@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,24 @@ async def test_a_cancelled_requests_line_has_the_tokens_that_were_made_for_it(ca
         (line,) = await lines_of(capfd, 1)
     assert (line["outcome"], line["finish_reason"], line["status"]) == ("cancelled",) * 2 + (200,)
     assert line["completion_tokens"] > 0
+
+
+async def test_a_failed_requests_line_does_not_say_that_nothing_was_made_for_it(capfd: Any) -> None:
+    set_up_logging("json", "info")
+    broken = threading.Event()
+
+    def decode(_: Any) -> None:
+        time.sleep(0.001)
+        if broken.is_set():
+            raise RuntimeError("the device fell off")
+
+    load = scripted_load(script=answer("x" * 1500), before_decode=decode)
+    async with running((scripted_config("m"), load)) as server:
+        async with server.held_slot() as exchange:
+            broken.set()
+            await exchange.read_rest()
+        (line,) = await lines_of(capfd, 1)
+    assert (line["outcome"], line["completion_tokens"]) == ("failed", None)
 
 
 @pytest.mark.parametrize("style", ["console", "json"])

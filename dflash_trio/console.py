@@ -1,8 +1,13 @@
-"""Words for the terminal that may be gone: a closed or full stream must not end the server."""
+"""Words for the terminal that may be gone: a closed or full stream must not end the server.
+
+Each write is tried by itself. What cannot be written now is lost, and the next words get their
+chance: a disk has room again, a terminal goes on.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from typing import TextIO
@@ -39,12 +44,16 @@ def write(stream: TextIO | None, text: str) -> None:
 def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # the process was started with it closed
         return
-    try:
-        # A locale that cannot spell something is no reason to say nothing.
-        encoding = stream.encoding or "utf-8"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-    except (OSError, ValueError):
-        # What is left in its buffer would raise again at the interpreter's end.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    # A locale that cannot spell something is no reason to say nothing.
+    encoding = stream.encoding or "utf-8"
+    data = text.encode(encoding, "backslashreplace")
+    with contextlib.suppress(OSError, ValueError):
+        try:
+            descriptor = stream.fileno()
+        except io.UnsupportedOperation:  # text in memory
+            stream.write(data.decode(encoding))
+            return
+        # Past the stream's buffer. What could not be written would stay in there, come out in the
+        # middle of something later, and raise again at the interpreter's end.
+        while data:
+            data = data[os.write(descriptor, data) :]

@@ -7,16 +7,15 @@ through. A line that cannot be written is lost; whoever logged it never hears of
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-import os
-import sys
 import time
 from collections.abc import MutableMapping
 from typing import Any, Literal
 
 import structlog
+
+from .console import complain
 
 Entry = MutableMapping[str, Any]
 
@@ -44,18 +43,11 @@ class StderrHandler(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        stream = sys.stderr
-        if stream is None:  # the process was started with it closed
-            return
         try:
             line = self.format(record)
         except Exception as error:
             line = f"a log line of {record.name} could not be written: {type(error).__name__}"
-        data = f"{line}\n".encode(stream.encoding or "utf-8", "backslashreplace")
-        with contextlib.suppress(OSError, ValueError):
-            descriptor = stream.fileno()
-            while data:
-                data = data[os.write(descriptor, data) :]
+        complain(f"{line}\n")
 
 
 def _describe(_logger: Any, _method: str, event: Entry) -> Entry:

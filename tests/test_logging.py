@@ -8,13 +8,16 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
+from dflash_trio import console
 from dflash_trio.log_setup import printable, set_up_logging
 from tests.support.http_client import PATIENCE, request
 from tests.support.running import CHAT, running
@@ -103,6 +106,24 @@ async def test_a_cancelled_requests_line_has_the_tokens_that_were_made_for_it(ca
     assert line["completion_tokens"] > 0
 
 
+async def test_a_failed_requests_line_does_not_say_that_nothing_was_made_for_it(capfd: Any) -> None:
+    set_up_logging("json", "info")
+    broken = threading.Event()
+
+    def decode(_: Any) -> None:
+        time.sleep(0.001)
+        if broken.is_set():
+            raise RuntimeError("the device fell off")
+
+    load = scripted_load(script=answer("x" * 1500), before_decode=decode)
+    async with running((scripted_config("m"), load)) as server:
+        async with server.held_slot() as exchange:
+            broken.set()
+            await exchange.read_rest()
+        (line,) = await lines_of(capfd, 1)
+    assert (line["outcome"], line["completion_tokens"]) == ("failed", None)
+
+
 @pytest.mark.parametrize("style", ["console", "json"])
 def test_nothing_that_a_client_writes_ends_a_line_or_commands_a_terminal(
     style: Any, capfd: Any
@@ -150,6 +171,28 @@ complain("words"); say("words")
 """
     command = ["bash", "-c", f'exec "$0" -c "$1" {redirection}', sys.executable, code]
     assert subprocess.run(command, stdout=subprocess.PIPE, check=False).returncode == 0
+
+
+def test_a_stream_that_was_full_for_a_while_gets_what_is_said_afterwards(tmp_path: Path) -> None:
+    """And nothing of before, and no descriptor is left open by a write that fails."""
+    with open("/dev/full", "w", encoding="utf-8") as stream:
+        open_before = len(os.listdir("/dev/fd"))
+        console.write(stream, "lost")
+        assert len(os.listdir("/dev/fd")) == open_before
+        with (tmp_path / "log").open("wb") as log:
+            os.dup2(log.fileno(), stream.fileno())
+        console.write(stream, "seen")
+    assert (tmp_path / "log").read_text() == "seen"
+
+
+def test_a_terminal_that_takes_nothing_for_a_moment_is_not_given_up() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading, "rb", buffering=0) as reader, open(writing, "w", encoding="utf-8") as stream:
+        console.write(stream, "x" * 2_000_000)
+        assert len(reader.read(2_000_000)) < 2_000_000
+        console.write(stream, "seen")
+        assert reader.read(100) == b"seen"
 
 
 @pytest.mark.parametrize("style", ["console", "json"])

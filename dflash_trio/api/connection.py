@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, cast
 
 import trio
@@ -22,6 +22,7 @@ from hypercorn.typing import (
 from quart import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 
+from ..net import OUTPUT_LOST
 from ..net.error_response import client_request_id, new_request_id
 from ..routing.request_scope import RequestScope
 from .request_record import RequestRecord, put_record
@@ -62,6 +63,8 @@ class RequestConnection(TrioASGIHTTPConnection):
         receive: ASGIReceiveCallable,
         send: ASGISendCallable,
     ) -> None:
+        lost: Callable[[], bool] = self.scope["state"].get(OUTPUT_LOST, lambda: False)
+
         async def receive_and_note() -> ASGIReceiveEvent:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -76,6 +79,8 @@ class RequestConnection(TrioASGIHTTPConnection):
             await send(message)
             if message["type"] == "http.response.body":
                 last = not message.get("more_body", False)
+                # A send to a client that is gone, or is cut off meanwhile, just returns.
+                in_vain = in_vain or lost()
                 record.sent(len(message.get("body", b"")), last=last, in_vain=in_vain)
                 if last:
                     # The last byte is with the kernel. Given back here and not a few checkpoints

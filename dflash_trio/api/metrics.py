@@ -24,7 +24,7 @@ from prometheus_client.utils import floatToGoString
 
 from .. import __version__
 from ..generation.histogram import HistogramSnapshot
-from ..generation.status import EngineTimings, ModelStatus, ServerStatus
+from ..generation.status import DraftStatistics, EngineTimings, ModelStatus, ServerStatus
 from ..routing.policy import FallbackReason
 from .request_totals import RequestTotals, Timed
 
@@ -106,6 +106,28 @@ COUNTERS: tuple[tuple[str, str, Read], ...] = (
 )
 """For each model, since it loaded: name without ``_total``, help, value."""
 
+DRAFT_COUNTERS: tuple[tuple[str, str, Callable[[DraftStatistics], float]], ...] = (
+    (
+        "dflash_draft_proposed_tokens",
+        "Tokens that were guessed and verified.",
+        lambda d: d.proposed,
+    ),
+    ("dflash_draft_accepted_tokens", "Those of them that came.", lambda d: d.accepted),
+    ("dflash_draft_steps", "Steps in which guesses were verified.", lambda d: d.steps),
+    (
+        "dflash_draft_runs",
+        "Parts of sequences in those steps: how often one had guesses verified.",
+        lambda d: d.runs,
+    ),
+    ("dflash_draft_seconds", "Time that went into guessing.", lambda d: d.draft_seconds),
+    (
+        "dflash_draft_verify_seconds",
+        "Time of the steps that verified, their sampling included.",
+        lambda d: d.verify_seconds,
+    ),
+)
+"""For each model with a draft, since it loaded: as COUNTERS."""
+
 
 class MetricsPage:
     """Renders the page. ``status`` and ``timings``: snapshots of all models in the same order,
@@ -162,7 +184,8 @@ class ServerCollector(Collector):
         status = self._status()
         yield from _of_the_server(status)
         yield from _of_models(status.models)
-        yield from _of_engines([model.name for model in status.models], self._timings())
+        yield from _of_drafts(status.models)
+        yield from _of_engines(status.models, self._timings())
         yield from self._of_requests(status.models)
 
     def _of_requests(self, models: Sequence[ModelStatus]) -> Iterator[Metric]:
@@ -227,11 +250,12 @@ def _of_models(models: Sequence[ModelStatus]) -> Iterator[Metric]:
     info = GaugeMetricFamily(
         "dflash_model_info",
         "A loaded model's place.",
-        labels=("model", "architecture", "device", "priority"),
+        labels=("model", "architecture", "device", "priority", "draft"),
     )
     for model in models:
         device = model.placement.target_device
-        info.add_metric((model.name, model.architecture, device, str(model.priority)), 1)
+        draft = model.draft.kind or ""
+        info.add_metric((model.name, model.architecture, device, str(model.priority), draft), 1)
     yield info
     for name, text, read in GAUGES:
         gauge = GaugeMetricFamily(name, text, labels=("model",))
@@ -260,10 +284,21 @@ def _of_models(models: Sequence[ModelStatus]) -> Iterator[Metric]:
     yield sequences
 
 
-def _of_engines(names: Iterable[str], timings: Iterable[EngineTimings]) -> Iterator[Metric]:
+def _of_drafts(models: Iterable[ModelStatus]) -> Iterator[Metric]:
+    drafts = [(m.name, m.engine.drafts) for m in models if m.engine.drafts is not None]
+    for name, text, read in DRAFT_COUNTERS:
+        counter = CounterMetricFamily(name, text, labels=("model",))
+        for model, statistics in drafts:
+            counter.add_metric((model,), read(statistics))
+        yield counter
+
+
+def _of_engines(
+    models: Iterable[ModelStatus], timings: Iterable[EngineTimings]
+) -> Iterator[Metric]:
     steps = HistogramMetricFamily(
         "dflash_step_seconds",
-        "Parts of the engine's steps: decode, sample, deliver.",
+        "Parts of the engine's steps: draft, decode, sample, deliver.",
         labels=("model", "part"),
     )
     gaps = HistogramMetricFamily(
@@ -271,7 +306,10 @@ def _of_engines(names: Iterable[str], timings: Iterable[EngineTimings]) -> Itera
         "Between two deliveries of text of the same answer.",
         labels=("model",),
     )
-    for name, timing in zip(names, timings, strict=True):
+    for model, timing in zip(models, timings, strict=True):
+        name = model.name
+        if model.engine.drafts is not None:
+            _add(steps, (name, "draft"), timing.draft)
         _add(steps, (name, "decode"), timing.decode)
         _add(steps, (name, "sample"), timing.sample)
         _add(steps, (name, "deliver"), timing.deliver)

@@ -14,6 +14,7 @@ import trio
 from attrs import define, field
 from quart import Request
 
+from ..engine.client import Generation
 from ..routing.reservation import Reservation
 from .request_totals import NO_MODEL, Outcome, RequestTotals
 
@@ -82,8 +83,8 @@ class RequestRecord:
         self._all_said = True
 
     def sent(self, body_bytes: int, *, last: bool, in_vain: bool) -> None:
-        """A part of the body has been handed to the kernel. ``last``: HTTP's end came with it;
-        ``in_vain``: the client had left before."""
+        """A part of the body has been sent. ``last``: HTTP's end came with it; ``in_vain``: it is
+        not all with the kernel, or the client had left before."""
         self._sent += body_bytes
         # A client that counts, or knows the dialect, may be gone before HTTP's end.
         complete = last or self._all_said or self._sent == self._length
@@ -156,11 +157,19 @@ class RequestRecord:
             "total_s": round(total, 4),
             "prompt_tokens": reservation.prepared.prompt_tokens if reservation else None,
             "cached_tokens": finished.usage.cached_tokens if finished is not None else None,
-            "completion_tokens": generation.completion_tokens if generation is not None else None,
+            "completion_tokens": _tokens_of(generation),
             "finish_reason": finished.reason if finished is not None else None,
             "ended_by": finished.detail if finished is not None else None,
             "fallback": reservation.fallback if reservation is not None else None,
         }
+
+
+def _tokens_of(generation: Generation | None) -> int | None:
+    """``None``: there was none, or what was made is not known. An answer tells how many tokens it
+    had when it finishes; one that fails, or whose engine has stalled, tells nothing."""
+    if generation is None or generation.failed is not None or not generation.ended:
+        return None
+    return generation.completion_tokens
 
 
 def put_record(scope: Any, record: RequestRecord) -> None:

@@ -21,6 +21,10 @@ DECODE_BOUNDS = (
 WORK_BOUNDS = (
     0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0,
 )  # fmt: skip
+# From a look into the prompt to a draft model's many steps on a CPU.
+DRAFT_BOUNDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
+)  # fmt: skip
 GAP_BOUNDS = (
     0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0,
 )  # fmt: skip
@@ -31,6 +35,7 @@ class StepMeter:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._draft = Histogram(DRAFT_BOUNDS)
         self._decode = Histogram(DECODE_BOUNDS)
         self._sample = Histogram(WORK_BOUNDS)
         self._deliver = Histogram(WORK_BOUNDS)
@@ -41,6 +46,10 @@ class StepMeter:
         # When text of each answer was last delivered, by generation and the answer's index.
         # Bounded by the slots: a generation leaves with its retirement.
         self._told: dict[int, dict[int, float]] = {}
+
+    def drafted(self, seconds: float) -> None:
+        """Guesses for a step have been made, which took so long."""
+        self._draft.observe(seconds)
 
     def decode_begins(self) -> None:
         self._decode_began = self._clock()
@@ -77,6 +86,7 @@ class StepMeter:
     def timings(self) -> EngineTimings:
         """A snapshot; from any thread."""
         return EngineTimings(
+            draft=self._draft.snapshot(),
             decode=self._decode.snapshot(),
             sample=self._sample.snapshot(),
             deliver=self._deliver.snapshot(),

@@ -260,7 +260,7 @@ class EngineWorker:
             prefixes=model.prefixes,
             prompts=model.prompts,
             store=model.store,
-            drafter=_drafter(model),
+            drafter=_drafter(model, self._meter),
             on_batch=self._on_batch,
             on_launch=lambda: self._publish(scheduler),
         )
@@ -369,7 +369,7 @@ class EngineWorker:
         self._deliver(LoadProgress(fraction))
 
 
-def _drafter(model: LoadedModel) -> Drafter | None:
+def _drafter(model: LoadedModel, meter: StepMeter) -> Drafter | None:
     if model.drafts is None:
         return None
     controller = DraftController(
@@ -377,4 +377,4 @@ def _drafter(model: LoadedModel) -> Drafter | None:
         verify_limit=model.verify_limit,
         partitioned=not model.runner.shares_cells,
     )
-    return Drafter(model.drafts, controller)
+    return Drafter(model.drafts, controller, on_drafted=meter.drafted)

@@ -91,6 +91,9 @@ class EngineStatistics:
 class EngineTimings:
     """How long an engine's work took, in seconds, since its model loaded."""
 
+    draft: HistogramSnapshot
+    """Of each step for which tokens were guessed: until the guesses were there, before ``decode``.
+    What the draft learns from a step's outcome lies within ``sample``."""
     decode: HistogramSnapshot
     """Of each step: the device computes. Where it computes ahead, ``deliver`` lies within."""
     sample: HistogramSnapshot

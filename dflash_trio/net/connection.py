@@ -23,6 +23,11 @@ OUTPUT_PENDING = "output_pending"
 take some of what was sent before; see StallGuardedStream. Who writes only when it has not, and no
 more than the send buffer holds, never blocks."""
 
+OUTPUT_LOST = "output_lost"
+"""The key in ``scope["state"]`` of the function that tells whether something of a response's body
+never got to the kernel, or was taken from it again: the client is gone or was cut off. A send
+raises nothing then. Once true it stays so, as the connection's last request is over."""
+
 _SENDS_A_TURN = 16
 """Sends in a row that wait for nothing, until the other tasks get a turn in any case."""
 
@@ -45,6 +50,7 @@ class Connection(TCPServer):
         self.transport = transport
         self._wrapper: ProtocolWrapper | None = None
         self._turns = 0
+        self._broken = False
         self._plain = ssl_context is None
         stream: trio.abc.Stream = transport
         if ssl_context is not None:
@@ -56,7 +62,7 @@ class Connection(TCPServer):
             app,
             config,
             context,
-            {OUTPUT_PENDING: transport.output_pending},
+            {OUTPUT_PENDING: transport.output_pending, OUTPUT_LOST: self._output_lost},
             cast("trio.SSLStream[trio.SocketStream]", stream),
         )
 
@@ -96,6 +102,7 @@ class Connection(TCPServer):
 
         Synchronous, and reaches a send inside its shield. Harmless when repeated.
         """
+        self._broken = True
         self.transport.abort()
         if self._wrapper is None:
             return  # in the handshake, which the closed socket ends
@@ -136,12 +143,17 @@ class Connection(TCPServer):
         except trio.BrokenResourceError:
             # Hypercorn leaves the socket to the reader here, but a reader behind a peer that
             # is merely silent, or behind a broken TLS layer, would never return.
+            self._broken = True
             self.transport.abort()
             await self.protocol.handle(Closed())
         except trio.ClosedResourceError:  # closed or lingering already, by our own hand
+            self._broken = True
             await self.protocol.handle(Closed())
         finally:
             self.send_lock.release()
+
+    def _output_lost(self) -> bool:
+        return self._broken or self._http.body_dropped
 
     def _turn(self) -> int:
         self._turns = (self._turns + 1) % _SENDS_A_TURN

@@ -169,6 +169,8 @@ class JSONErrorH11Protocol(H11Protocol):
         self._dropped_input = False
         self._request_method = b""
         self._request_id = ""
+        self.body_dropped = False
+        """Something of a response's body came when the connection was over, and went nowhere."""
 
     @property
     def peer_may_be_sending(self) -> bool:
@@ -333,6 +335,7 @@ class JSONErrorH11Protocol(H11Protocol):
         sent yet, and else sees the connection end early.
         """
         if (self._over or self._refused) and not isinstance(event, StreamClosed):
+            self.body_dropped = self.body_dropped or isinstance(event, Body)
             # Dropped; but an application that sends in a loop must not starve the others.
             await trio.lowlevel.checkpoint()
             return

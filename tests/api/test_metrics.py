@@ -18,6 +18,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from dflash_trio.api.metrics import prefers_openmetrics
+from tests.api.test_drafts_over_http import drafted_model
 from tests.support.http_client import PATIENCE, connect, request
 from tests.support.running import CHAT, RunningServer, chat_body, running
 from tests.support.scripted import Gate, answer, paced, scripted_config, scripted_load
@@ -202,6 +203,55 @@ async def test_who_closes_at_the_last_event_of_its_stream_has_completed() -> Non
         await counted(server, "completed", model="m")
 
 
+@pytest.mark.parametrize("how", ["stall", "RST"])
+async def test_who_is_cut_off_in_the_only_write_of_its_answer_is_cancelled(how: str) -> None:
+    """More than the kernel takes of a client that reads nothing: its send ends, but not well."""
+    body = {"messages": [{"role": "user", "content": "x" * 8_000_000}]}
+    async with running(one_model(max_ctx=2**18), client_stall_timeout=1) as server:
+        async with connect(server.port, receive_buffer=4096) as exchange:
+            await exchange.send("POST", "/apply-template", json.dumps(body).encode())
+            # Its answer has begun, and cannot end while nobody reads it.
+            await trio.lowlevel.wait_readable(exchange.stream.socket)
+            if how == "RST":
+                exchange.reset()
+            await counted(server, "cancelled", "/apply-template")
+        completed = {"route": "/apply-template", "outcome": "completed"}
+        assert await value(server.port, "dflash_requests_total", **completed) == 0
+
+
+async def test_what_drafts_guess_and_what_came_of_it_is_counted_for_models_that_have_one() -> None:
+    async with running(drafted_model(), one_model("plain")) as server:
+        port = server.port
+        for family in ("steps", "runs", "proposed_tokens", "accepted_tokens", "seconds"):
+            samples = (await page(port))[f"dflash_draft_{family}"].samples
+            totals = [each for each in samples if each.name.endswith("_total")]
+            assert [(each.labels, each.value) for each in totals] == [({"model": "drafted"}, 0)]
+        assert (await server.chat("x", max_tokens=300)).status == 200
+        status = await server.until_idle()
+        draft = status["models"][0]["draft"]
+        for name in ("proposed", "accepted"):
+            assert await value(port, f"dflash_draft_{name}_tokens_total") == draft[name] > 0
+        steps = await value(port, "dflash_draft_steps_total")
+        assert steps == await value(port, "dflash_draft_runs_total") > 0
+        assert draft["committed_per_step"] == pytest.approx(1 + draft["accepted"] / steps)
+        seconds = await value(port, "dflash_draft_seconds_total")
+        assert seconds == draft["draft_seconds"]
+        verifying = await value(port, "dflash_draft_verify_seconds_total")
+        assert verifying == draft["verify_seconds"] > 0
+        part = {"model": "drafted", "part": "draft"}
+        assert await value(port, "dflash_step_seconds_count", **part) >= steps
+        assert 0 < await value(port, "dflash_step_seconds_sum", **part) <= seconds
+        families = await page(port)
+    parts = {
+        (each.labels["model"], each.labels["part"])
+        for each in families["dflash_step_seconds"].samples
+    }
+    assert ("drafted", "draft") in parts
+    assert ("plain", "draft") not in parts
+    kinds = {e.labels["model"]: e.labels["draft"] for e in families["dflash_model_info"].samples}
+    assert kinds == {"drafted": "scripted", "plain": ""}
+
+
 async def test_a_wait_is_measured_and_fallbacks_say_what_kept_the_primary_from_it() -> None:
     gate = Gate(open=False)
     first = one_model("first", max_ctx=64, headroom=16, before_decode=gate)
@@ -277,7 +327,7 @@ def expressions(node: Any) -> Iterator[str]:
 
 
 async def test_the_dashboard_and_the_page_of_metrics_name_what_there_is_and_all_of_it() -> None:
-    async with running(one_model(), one_model("m2")) as server:
+    async with running(one_model(), drafted_model()) as server:
         await server.chat("x")
         families = await page(server.port)
     ours = {name for name in families if name.startswith("dflash_")}

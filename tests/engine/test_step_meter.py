@@ -31,6 +31,7 @@ def test_the_parts_of_a_step_add_up_to_it_and_no_step_is_no_observation() -> Non
     meter = StepMeter(clock)
     meter.step_ended()
     assert meter.timings().sample.count == 0
+    meter.drafted(8)
     meter.decode_begins()
     clock.now += 4
     meter.decode_ended()
@@ -40,8 +41,9 @@ def test_the_parts_of_a_step_add_up_to_it_and_no_step_is_no_observation() -> Non
     clock.now += 1
     meter.delivered([])
     timings = meter.timings()
-    assert [part.total for part in (timings.decode, timings.sample, timings.deliver)] == [4, 2, 1]
-    assert [part.count for part in (timings.decode, timings.sample, timings.deliver)] == [1, 1, 1]
+    parts = (timings.draft, timings.decode, timings.sample, timings.deliver)
+    assert [part.total for part in parts] == [8, 4, 2, 1]
+    assert [part.count for part in parts] == [1, 1, 1, 1]
 
 
 def test_gaps_are_each_answers_own_and_pieces_of_one_delivery_are_one() -> None:

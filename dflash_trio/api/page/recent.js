@@ -47,8 +47,9 @@ export class Recent {
   }
 
   #row(request) {
-    const tokens = request.prompt_tokens === null ? "–"
-      : `${count(request.prompt_tokens)} in, ${count(request.completion_tokens ?? 0)} out`;
+    const out = request.completion_tokens === null ? ""
+      : `, ${count(request.completion_tokens)} out`;
+    const tokens = request.prompt_tokens === null ? "–" : `${count(request.prompt_tokens)} in${out}`;
     const outcome = request.status === null || request.outcome === "completed"
       ? request.outcome : `${request.outcome} (${request.status})`;
     const cells = [

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class Drafter:
-    """``clock``: seconds. The provider belongs to whoever made it, and is closed there."""
+    """``clock``: seconds. ``on_drafted`` is told how many seconds each guessing took. The provider
+    belongs to whoever made it, and is closed there."""
 
     def __init__(
         self,
@@ -29,10 +30,12 @@ class Drafter:
         controller: DraftController,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        on_drafted: Callable[[float], object] = lambda _: None,
     ) -> None:
         self.provider = provider
         self._controller = controller
         self._clock = clock
+        self._on_drafted = on_drafted
         self._began = 0.0
         # Of the step under way: seconds of guessing, and guesses asked for of each sequence.
         self._drafting = 0.0
@@ -66,6 +69,7 @@ class Drafter:
         begin = self._clock()
         answers = iter(self.provider.propose(asked))
         self._drafting = self._clock() - begin
+        self._on_drafted(self._drafting)
         guesses: list[Sequence[int]] = [
             () if item is None else next(answers)[: item.limit] for item in wanted
         ]

@@ -62,13 +62,13 @@ class Machine:
 
     def __init__(self, folder: Path, model: str) -> None:
         self._folder = folder
-        for name in ("etc", "run", "bin"):
+        for name in ("etc", "run", "bin", "models"):
             (folder / name).mkdir()
         program = folder / "bin" / "dflash-server"
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dflash_trio "$@"\n')
         program.chmod(0o755)
         # The page's paths have no blanks, which a shell would want quoted; those here may.
-        linked = folder / "bin" / "linked.gguf"
+        linked = folder / "models" / "small.gguf"
         linked.symlink_to(model)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -18,8 +18,8 @@ SMALLEST_DRAFT_BATCH = 64
 """What the target's layers had for a prompt goes into a draft by as many tokens."""
 
 MOST_PENDING_BYTES = 64 * 2**20
-"""Of what the target's layers had, while it waits on the host for its draft: all rows together.
-Their buffers may have twice of that."""
+"""Of buffers for what the target's layers had, while it waits on the host for its draft: of all
+rows together, after each step. See :func:`pending_bytes` for what they take within a step."""
 
 
 @frozen
@@ -109,6 +109,18 @@ def draft_batch(slots: int, block: int) -> int:
     """Tokens that a block draft decodes at once: the blocks of all sequences, as far as they are
     not too many. Logits are made for all of them, and the memory for that is set aside."""
     return min(max(slots * block, SMALLEST_DRAFT_BATCH), LARGEST_DRAFT_BATCH)
+
+
+def pending_bytes(step: int) -> int:
+    """The most that ever waits on the host for a block draft. ``step``: bytes of what one step of
+    the target brings.
+
+    It is added to what waits before there is a look at the bound, and buffers that grow get a
+    quarter more than they need. One that is made anew stands beside the one before: which was
+    within the bound if it grows, and has twice as much if it shrinks.
+    """
+    grown = 5 * (MOST_PENDING_BYTES + step) // 4
+    return grown + max(MOST_PENDING_BYTES, grown // 2)
 
 
 def padded(cells: int) -> int:

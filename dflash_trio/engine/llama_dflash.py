@@ -58,6 +58,8 @@ class _Row:
 class DFlashProvider:
     """A DFlash draft for one target. Belongs to the thread of its target's runner."""
 
+    caught_up_seconds = 0.0
+
     def __init__(
         self,
         target: Any,
@@ -257,13 +259,13 @@ class DFlashProvider:
 
     @property
     def waiting_bytes(self) -> int:
-        """Of features on the host."""
+        """Of buffers on the host with features in them."""
         return sum(state.pending.size_bytes for state in self._rows)
 
     def _keep_within_bounds(self) -> None:
-        """Let no more than MOST_PENDING_BYTES wait: they are injected while drafts are asked for
-        now and then; otherwise the row with the most loses its older half, and with it what came
-        before."""
+        """Let buffers of no more than MOST_PENDING_BYTES wait: they are injected while drafts are
+        asked for now and then; otherwise the row with the most loses its older half, and with it
+        what came before."""
         while self.waiting_bytes > MOST_PENDING_BYTES:
             row = max(range(len(self._rows)), key=lambda r: self._rows[r].pending.size_bytes)
             pending = self._rows[row].pending
@@ -303,6 +305,8 @@ class DFlashProvider:
             count = min(pending.count, length - pending.begin)
             state.pending.extend(pending.begin, count)[:] = pending.features[:count]
             state.known = pending.begin + count
+            # Several answers to one prompt have a copy each.
+            self._keep_within_bounds()
 
     def replaced(self, row: int) -> None:
         self._forget(row)

@@ -7,6 +7,7 @@ target's when something is asked for: what is lacking is decoded then, what was 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 # Before numpy, for the reason given in llama_runner.
@@ -44,7 +45,8 @@ class DraftModelProvider:
     """A draft model. Belongs to the thread of its target's runner.
 
     A prompt that it has not seen is worked off by as many tokens as the target's prompts are, in
-    each round: nobody waits for a long one, and it gets no guesses until it is done.
+    each round: nobody waits for a long one, and it gets no guesses until it is done. What that
+    takes is told apart from what guessing takes (``caught_up_seconds``).
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class DraftModelProvider:
         self._vocabulary = min(vocabulary_size, context.vocabulary_size)
         self._batch = DraftBatch(capacity)
         self._rows = [_Row() for _ in range(slots)]
+        self._caught_up = 0.0
 
     @property
     def kind(self) -> str:
@@ -88,6 +91,10 @@ class DraftModelProvider:
     @property
     def longest(self) -> int:
         return self._longest
+
+    @property
+    def caught_up_seconds(self) -> float:
+        return self._caught_up
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         guesses: list[list[int]] = [[] for _ in wanted]
@@ -102,7 +109,7 @@ class DraftModelProvider:
             if some and max(some) < self._context.vocabulary_size:
                 parts.append(_Part(row, some, len(some) == len(tokens)))
                 room -= len(some)
-        found = self._decode(parts)
+        found = self._catch_up(parts)
         for part in parts:
             self._rows[part.row].certain = len(self._rows[part.row].tokens)
         while found:
@@ -114,6 +121,20 @@ class DraftModelProvider:
                     parts.append(_Part(row, (token,), True))
             found = self._decode(parts)
         return guesses
+
+    def _catch_up(self, parts: list[_Part]) -> dict[int, int]:
+        """Decode what is lacking, and measure it. What a row may lack that is asked for in every
+        step belongs to guessing; the share of all other tokens is what catching up took."""
+        tokens = sum(len(part.tokens) for part in parts)
+        usual = sum(min(len(p.tokens), self._longest + 1) for p in parts if p.wants_output)
+        more = tokens - usual
+        begin = time.perf_counter()
+        found = self._decode(parts)
+        if more and not found:
+            # Nobody has waited for it yet, and it is no part of the target's next step.
+            llama.llama_synchronize(self._context.native)
+        self._caught_up = (time.perf_counter() - begin) * more / tokens if more else 0.0
+        return found
 
     def _lacking(self, wanted: Wanted) -> Sequence[int]:
         """The tokens that the draft's cache has not got, the last one at least. Drops from it what

@@ -12,12 +12,12 @@ from typing import Any
 import llama_cpp.llama_cpp  # noqa: F401
 import numpy as np
 
-FIRST_CAPACITY = 16
-"""Tokens. A larger buffer, as a prompt leaves it, is given back once it is empty."""
-
 
 class PendingRows:
     """Consecutive tokens of one sequence with their features, the last ones that it has.
+
+    They lie in one buffer, with room for a quarter more after it grew. It becomes smaller with
+    them: it never has twice what is in it, and without any tokens there is none.
 
     ``values``: float32 values of a token.
     """
@@ -36,8 +36,8 @@ class PendingRows:
 
     @property
     def size_bytes(self) -> int:
-        """Of what waits. The buffer has at most twice of that, or its first size."""
-        return 4 * self.count * self._values
+        """Of the buffer, whatever is in it."""
+        return int(self._buffer.nbytes)
 
     @property
     def features(self) -> Any:
@@ -48,14 +48,12 @@ class PendingRows:
         """float32[count, values] to be filled, for the tokens at ``position`` and after it. What
         does not go on from the earlier ones takes their place."""
         if not self.count or position != self.end:
-            self.begin, self._first, self.count = position, 0, 0
+            self.begin, self.count = position, 0
+            self._shrink()
         last = self._first + self.count + count
         if last > len(self._buffer):
-            kept = self.features
-            capacity = max(FIRST_CAPACITY, 2 * (self.count + count))
-            buffer = np.empty((capacity, self._values), dtype=np.float32)
-            buffer[: self.count] = kept
-            self._buffer, self._first = buffer, 0
+            needed = self.count + count
+            self._move(needed + needed // 4)
         begin = self._first + self.count
         self.count += count
         return self._buffer[begin : begin + count]
@@ -64,16 +62,20 @@ class PendingRows:
         self._first += count
         self.begin += count
         self.count -= count
-        if not self.count:
-            self._release()
+        self._shrink()
 
     def cut(self, length: int) -> None:
         """Keep only what stands before position ``length``."""
         self.count = max(0, min(self.count, length - self.begin))
-        if not self.count:
-            self._release()
+        self._shrink()
 
-    def _release(self) -> None:
-        self._first = 0
-        if len(self._buffer) > FIRST_CAPACITY:
-            self._buffer = np.empty((0, self._values), dtype=np.float32)
+    def _shrink(self) -> None:
+        # Only then, so that what is copied is no more than what was dropped.
+        if len(self._buffer) >= 2 * self.count:
+            self._move(self.count)
+
+    def _move(self, capacity: int) -> None:
+        """Into a buffer for so many tokens."""
+        buffer = np.empty((capacity, self._values), dtype=np.float32)
+        buffer[: self.count] = self.features
+        self._buffer, self._first = buffer, 0

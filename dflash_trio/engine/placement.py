@@ -18,11 +18,11 @@ from attrs import evolve, frozen
 from ..config import DevicePlacement, ModelConfig
 from .architecture_options import refused_option
 from .context_size import (
-    MOST_PENDING_BYTES,
     context_size,
     draft_batch,
     draft_context,
     microbatch,
+    pending_bytes,
     verify_tokens,
 )
 from .draft_file import DEFAULT_LONGEST, DraftFile
@@ -209,7 +209,8 @@ def draft_demand(model: ModelConfig, file: ModelFile, draft: DraftFile, *, gpus:
     target = demand_of(model, file, draft, gpus=gpus)
     slots = model.max_concurrency
     batch = draft_batch(slots, draft.block) if draft.is_block_draft else target.microbatch
-    waiting = 2 * MOST_PENDING_BYTES if draft.is_block_draft else 0
+    step = (model.chunk + (target.outputs or slots)) * draft.feature_bytes
+    waiting = pending_bytes(step) if draft.is_block_draft else 0
     return Demand(
         shape=draft.shape,
         context=draft_context(target.context, draft.spare),
@@ -221,8 +222,7 @@ def draft_demand(model: ModelConfig, file: ModelFile, draft: DraftFile, *, gpus:
         # What it reads of its target: in the target's graph, in llama.cpp's memory on the host
         # for a batch of each of the two, and while it waits.
         extra_bytes=target.microbatch * draft.feature_bytes,
-        host_bytes=(model.chunk + (target.outputs or slots) + batch) * draft.feature_bytes
-        + waiting,
+        host_bytes=step + batch * draft.feature_bytes + waiting,
         split=(1.0,) * gpus,
     )
 

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from dflash_trio.config import DevicePlacement, ModelConfig
 from dflash_trio.engine import placement
-from dflash_trio.engine.context_size import MOST_PENDING_BYTES
+from dflash_trio.engine.context_size import MOST_PENDING_BYTES, pending_bytes
 from dflash_trio.engine.draft_file import DraftFile
 from dflash_trio.engine.host_memory import HostMemory
 from dflash_trio.engine.llama_abi import BackendDevice
@@ -359,3 +359,10 @@ def test_guesses_need_logits_and_a_draft_what_waits_for_it(machine: Machine) -> 
     assert drafted.needs.cpu.computing > plain.needs.cpu.computing
     assert drafted.draft is not None
     assert drafted.draft.needs.cpu.computing >= 2 * MOST_PENDING_BYTES
+    machine.draft = evolve(machine.draft, feature_bytes=92_160)
+    (wide,) = machine.place(block | {"draft": "d.gguf"})
+    assert wide.draft is not None
+    more = wide.draft.needs.cpu.computing - drafted.draft.needs.cpu.computing
+    # A step of the target is a chunk, and the tokens of 8 sequences with guesses.
+    step = (16 + 63) * 92_160
+    assert more >= step + pending_bytes(step) - pending_bytes(0)

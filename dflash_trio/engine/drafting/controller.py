@@ -10,7 +10,13 @@ What is not tried is not known, and a try that fails costs time. So tries are pa
 in seconds gets ``ALLOWANCE`` of all decoding time, and each step with guesses adds what it gained
 against plain steps, or takes what it lost. A try needs its worst case on the account. Two tries
 are free, before anything is known. Tries that fail become rarer, those that succeed are followed
-up at once, and a new sequence is worth an early try.
+up at once, and a new sequence is worth an early try. One that seems to cost more than the account
+holds is saved up for: what asking costs is known from asking only, and may have been measured at a
+bad moment.
+
+A draft that has not seen a prompt catches up first. That is no try, and says nothing of what a
+guess costs; it is a debt, which is paid off by what guesses gain, or else by the allowance. One
+that has reached its bound has to be paid before anybody asks again.
 
 Pure: it is told what was measured, reads no clock, and decides the same again.
 """
@@ -30,6 +36,8 @@ GAIN_TO_BEGIN, GAIN_TO_GO_ON = 1.03, 1.01
 """Times the plain rate that is to be expected of guessing."""
 MOST_SAVED, MOST_OWED = 32, 4
 """Plain steps that the account holds, and that it may be overdrawn by."""
+MOST_AT_ONCE = 1024
+"""Plain steps that are saved up for a single dear try, and that may be owed for catching up."""
 FIRST_PAUSE, LONGEST_PAUSE = 4, 32
 """Steps between tries that fail."""
 FIRST_REFERENCE, LAST_REFERENCE = 8, 128
@@ -57,7 +65,17 @@ class DraftController:
         self._acceptance = Acceptance(longest, fading=0.97, weight=3.0)
         self._supply = 1.0
         """The share of sequences that a guess is known for when asked."""
+        self._supplied: float | None = None
+        """The same of the step under way, if anybody was asked."""
         self._account = 0.0
+        self._dearest = 0.0
+        """What the try costs that is saved up for; 0: none is."""
+        self._debt = 0.0
+        """Seconds of catching up that are not earned back."""
+        self._exhausted = False
+        """The debt has reached its bound, and is not paid off yet."""
+        self._catching_up = False
+        """The last question brought no guess, as the draft had a prompt to work off."""
         self._free = FREE_TRIES
         self._pause = FIRST_PAUSE
         self._wait = 0
@@ -77,9 +95,11 @@ class DraftController:
     def choose(self, sequences: Sequence[Acceptance]) -> int:
         """How many tokens to guess for each of the sequences of a step; 0: none."""
         count = len(sequences)
-        self._trying = False
+        self._trying, self._supplied = False, None
         room = self._limit - count
-        if room < 1 or self._since_plain >= self._reference or not self._knows_plain(count):
+        if self._exhausted or room < 1:
+            return 0
+        if self._since_plain >= self._reference or not self._knows_plain(count):
             return 0
         if self._asking_is_cheap(count):
             return min(self._longest, room)
@@ -95,7 +115,7 @@ class DraftController:
     def trim(self, lengths: Sequence[int], sequences: Sequence[Acceptance]) -> int:
         """How many guesses to keep of each sequence's, which are known now."""
         count, longest = len(sequences), max(lengths)
-        self._supply += 0.1 * (sum(map(bool, lengths)) / count - self._supply)
+        self._supplied = sum(map(bool, lengths)) / count
         if not longest:
             return 0
         counts = [sum(length > place for length in lengths) for place in range(longest)]
@@ -127,7 +147,9 @@ class DraftController:
         # One guess each tells whether more are worth it, for the least.
         asking = self._draft_cost(count, 1) if lengths is None else 0.0
         worst = asking + self._step_cost(count, counts[:1]) - self._step_costs.estimate(count)
-        if not best or (not self._free and self._account < worst):
+        worst = min(worst, MOST_AT_ONCE * self._step_costs.estimate(count))
+        if not best or not (self._free or self._catching_up or self._account >= worst):
+            self._dearest = worst if best else 0.0
             self._wait = FIRST_PAUSE
             return 0
         self._trying = True
@@ -221,16 +243,27 @@ class DraftController:
         asked: int,
         draft_seconds: float,
         step_seconds: float,
+        caught_up_seconds: float = 0.0,
     ) -> None:
         """What became of a step without prompts. ``lengths``: tokens of each sequence in the batch;
         ``judged``: of each with guesses, how many had their turn and how many were right;
-        ``asked``: guesses asked for; ``draft_seconds``: until they were there."""
+        ``asked``: guesses asked for; ``draft_seconds``: until they were there;
+        ``caught_up_seconds``: those of them that the draft spent on tokens it had not seen."""
         count = len(lengths)
+        only_caught_up = caught_up_seconds > 0 and not judged
+        if only_caught_up:
+            caught_up_seconds = draft_seconds
+        draft_seconds -= caught_up_seconds
         if asked:
-            table = self._draft_costs.setdefault(count.bit_length(), CostTable())
-            table.observe(asked, draft_seconds)
-        self._account += ALLOWANCE * step_seconds
+            self._catching_up = only_caught_up
+        if asked and not only_caught_up:
+            self._learn_asking(count, asked, draft_seconds)
         plain = self._step_costs.estimate(count)
+        self._earn(ALLOWANCE * step_seconds)
+        if caught_up_seconds:
+            most = MOST_AT_ONCE * plain
+            self._debt = min(self._debt + caught_up_seconds, most)
+            self._exhausted = self._exhausted or self._debt >= most
         if judged:
             self._since_plain += 1
             self._acceptance.fade()
@@ -249,23 +282,43 @@ class DraftController:
             gained = committed / count * plain - spent
         else:
             gained = -spent
-        if self._trying and self._free:
-            self._free -= 1
-            self._account += max(0.0, gained)
-        else:
-            self._account += gained
-        if self._trying:
+        trying = self._trying and asked and not only_caught_up
+        if trying:
+            self._dearest = 0.0
             self._judge_try(won=gained > 0)
-        most = MOST_SAVED * plain
+        if trying and self._free:
+            self._free -= 1
+            gained = max(0.0, gained)
+        self._earn(gained)
+        self._trying = False
+        most = max(MOST_SAVED * plain, self._dearest)
         self._account = min(max(self._account, -MOST_OWED * plain), most)
 
+    def _earn(self, seconds: float) -> None:
+        """Put them on the account. What it has beyond nothing goes into the debt first."""
+        self._account += seconds
+        paid = min(max(self._account, 0.0), self._debt)
+        self._account -= paid
+        self._debt -= paid
+        if not self._debt:
+            self._exhausted = False
+
     def _judge_try(self, *, won: bool) -> None:
-        self._trying = False
         if won:
             self._pause, self._wait = FIRST_PAUSE, 0
         else:
             self._wait = self._pause
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _learn_asking(self, count: int, asked: int, seconds: float) -> None:
+        if self._supplied is not None:
+            self._supply += 0.1 * (self._supplied - self._supply)
+        saved_up = self._trying and self._dearest > MOST_SAVED * self._step_costs.estimate(count)
+        if saved_up and 2 * seconds < self._draft_cost(count, asked):
+            # What was measured long ago was at a bad moment, and would count for long.
+            self._draft_costs.clear()
+        table = self._draft_costs.setdefault(count.bit_length(), CostTable())
+        table.observe(asked, seconds)
 
     def _learn_step(self, lengths: Sequence[int], seconds: float) -> None:
         longest = max(lengths) - 1

@@ -119,6 +119,8 @@ class Drafter:
             asked=asked,
             draft_seconds=draft_seconds,
             step_seconds=step_seconds,
+            # Of the latest question, which may have been in an earlier step.
+            caught_up_seconds=min(self.provider.caught_up_seconds, draft_seconds),
         )
 
     # --------------------------------------------------------------------------- inspection

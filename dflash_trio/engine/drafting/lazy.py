@@ -79,6 +79,10 @@ class LazyDraft:
 
     # ------------------------------------------------------------------- as a DraftProvider
 
+    @property
+    def caught_up_seconds(self) -> float:
+        return 0.0 if self._provider is None else self._provider.caught_up_seconds
+
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         return [[] for _ in wanted] if self._provider is None else self._provider.propose(wanted)
 

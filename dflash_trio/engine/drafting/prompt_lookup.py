@@ -63,6 +63,7 @@ class PromptLookup:
     """A provider; see ``provider.DraftProvider``. ``longest``: tokens in one go."""
 
     kind = KIND
+    caught_up_seconds = 0.0
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.longest = longest

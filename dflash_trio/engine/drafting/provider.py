@@ -44,6 +44,12 @@ class DraftProvider(Protocol):
         """Tokens that it can propose in one go."""
         ...
 
+    @property
+    def caught_up_seconds(self) -> float:
+        """Of the latest :meth:`propose`: what it spent on tokens that it knew nothing of, as those
+        of a prompt, and not on guesses. It will not spend that again."""
+        ...
+
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """For each, tokens that may follow its last one: at most ``limit``, none if it has no
         guess. Raises EngineError when its device is lost."""

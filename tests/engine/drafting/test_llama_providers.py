@@ -425,6 +425,20 @@ def test_a_long_prompt_is_worked_off_in_parts_while_others_are_guessed_for(make:
     assert rows.guess(77, 0)[0] == alone(rows, LONG)
 
 
+def test_a_prompt_that_is_worked_off_is_told_apart_from_guessing(make: MakeRows) -> None:
+    rows = make("draft-model")
+    feed_long(rows, 0, LONG)
+    for _ in range(2):
+        assert rows.guess(77, 0) == [[]]
+        assert rows.provider.caught_up_seconds > 0
+    assert len(rows.guess(77, 0)[0]) == 5
+    rows.feed(r0=[77])
+    for row in (0, 1):  # as from step to step, and a prompt that is hardly more
+        rows.feed(r1=SHORT[:2])
+        assert len(rows.guess(78, row)[0]) == 5
+        assert rows.provider.caught_up_seconds == 0
+
+
 # ---------------------------------------------------------------------- what waits on the host
 
 
@@ -449,6 +463,17 @@ def test_what_waits_goes_into_the_draft_when_it_becomes_too_much(
     feed_long(rows, 0, LONG)
     assert waiting_bytes(rows) <= little_memory
     assert rows.guess(77, 0)[0] == expected
+
+
+def test_copies_of_what_waits_stay_within_the_bound(make: MakeRows, little_memory: int) -> None:
+    """As of one prompt with several answers."""
+    rows = make("dflash")
+    expected = alone(rows, OTHER[:25])
+    rows.feed(r0=OTHER[:25])
+    for row in (1, 2):
+        rows.copy(0, row, 25)
+        assert waiting_bytes(rows) <= little_memory
+    assert rows.guess(77, 0, 1, 2) == [expected] * 3
 
 
 def test_what_waits_is_forgotten_when_nobody_asks_any_more(

@@ -43,6 +43,7 @@ VOLUME ["/models"]
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 # 503 while it loads, which counts only after the start period, and when no model can serve.
+# With --tls-cert it has to be another: docs/running.md has one.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10m --retries=3 \
     CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/health', timeout=4)"]
 ENTRYPOINT ["dflash-server", "--host", "0.0.0.0", "--port", "8080"]

@@ -182,7 +182,7 @@ class Server:
                 model.name,
                 bar=config.log_format == "console",
                 detail=details.get(model.name, ""),
-                on_tenth=self._manager.loading,
+                on_growth=self._manager.loading,
             )
             for model, _ in loads
         }
@@ -294,6 +294,8 @@ class Server:
             loading.start_soon(give_up)
             served: list[ServedModel] = []
             for model, client in zip(self._models, self._clients, strict=True):
+                # Said before llama.cpp says anything, which may read the whole file first.
+                self._progress[model.name](0.0)
                 try:
                     ready: Ready = await engines.start(client.run)
                     served.append(await trio.to_thread.run_sync(self._serve, model, client, ready))

@@ -19,7 +19,10 @@ from attrs import define, field
 log = logging.getLogger("dflash_trio")
 
 LOADING_PATIENCE = 300.0
-"""Seconds that loading may go on after its latest sign of progress: asked for at each of them."""
+"""Seconds that loading may go on after its latest sign of progress: asked for at each of them.
+
+A silence may be longer and healthy, when llama.cpp reads a large file from a slow disk before it
+reports anything. So this lengthens a limit that the unit has; it does not replace a long one."""
 _SEND_BOUND = 0.1
 """Seconds that a full queue of the manager's may hold up the event loop, for each message."""
 
@@ -48,7 +51,8 @@ class ServiceManager:
         return cls(b"\0" + raw[1:] if name[0] == "@" else raw, _watchdog(env))
 
     def loading(self, what: str) -> None:
-        """Loading goes on; the manager's limit for the start does not run out meanwhile."""
+        """Loading goes on; a limit for the start runs out ``LOADING_PATIENCE`` from now at the
+        earliest."""
         self._tell(f"EXTEND_TIMEOUT_USEC={_microseconds(LOADING_PATIENCE)}", f"STATUS={what}")
 
     def ready(self, what: str) -> None:

@@ -57,6 +57,19 @@ def test_a_socket_file_is_neither_made_nor_removed(model: str, tmp_path: Path) -
     assert path.exists()
 
 
+def test_what_only_binding_can_tell_refuses_a_start_and_no_check(
+    model: str, tmp_path: Path
+) -> None:
+    """systemd makes a ``RuntimeDirectory`` at the start, so a check must not want it."""
+    host = f"unix:{tmp_path / 'missing' / 's.sock'}"
+    result = check(model, f"--host={host}")
+    assert (result.returncode, result.stderr) == (0, b"")
+    command = [sys.executable, "-m", "dflash_trio", model, f"--host={host}"]
+    start = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert start.returncode == 2
+    assert f"cannot listen on {host}: no such directory" in start.stderr.decode()
+
+
 def test_a_configuration_file_is_checked_alike(model: str, tmp_path: Path) -> None:
     file = tmp_path / "launch.toml"
     file.write_text(f'[[model]]\nmodel = "{model}"\nmodel-name = "from-file"\n')

@@ -50,16 +50,31 @@ def test_without_a_terminal_each_tenth_is_a_line_of_the_log(
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
 def test_each_tenth_is_told_however_it_is_shown(stream: io.StringIO) -> None:
     told: list[str] = []
-    progress = LoadProgress("small", stream, on_tenth=told.append)
+    progress = LoadProgress("small", stream, on_growth=told.append)
     for fraction in (0.0, 0.05, 0.34, 1.0):
         progress(fraction)
     assert told == [f"loading small: {n} %" for n in (0, 30, 100)]
 
 
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_growth_within_a_tenth_is_told_every_ten_seconds_and_a_standstill_is_not(
+    stream: io.StringIO, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    now = 0.0
+    progress = LoadProgress("small", stream, on_growth=told.append, clock=lambda: now)
+    with caplog.at_level(logging.INFO, "dflash_trio"):
+        for at, fraction in ((0, 0.0), (9, 0.01), (10, 0.02), (19, 0.03), (20, 0.03), (90, 0.03)):
+            now = at
+            progress(fraction)
+    assert told == [f"loading small: {n} %" for n in (0, 2, 3)]
+    assert len(caplog.messages) <= 1, "the log gets tenths only"
+
+
 def test_a_terminal_that_hangs_up_stops_nothing() -> None:
     terminal = Terminal()
     told: list[str] = []
-    progress = LoadProgress("small", terminal, on_tenth=told.append)
+    progress = LoadProgress("small", terminal, on_growth=told.append)
     progress(0.0)
     terminal.gone = True
     progress(0.5)

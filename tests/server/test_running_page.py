@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import textwrap
+import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +22,7 @@ from typing import Any
 
 import pytest
 import trio
+import trustme
 import yaml
 
 from dflash_trio.cli import parse_command_line
@@ -218,6 +223,19 @@ def test_the_unit_leaves_the_server_time_to_drain(tmp_path: Path) -> None:
     assert int(unit()["LimitNOFILE"][0]) > config.listener.max_connections
 
 
+def test_the_unit_ends_no_loading_that_is_slow_and_silent() -> None:
+    assert unit()["TimeoutStartSec"] == ["infinity"]
+
+
+def test_the_pages_unix_socket_has_a_folder_that_the_unit_makes() -> None:
+    """``ProtectSystem=strict`` leaves nothing else of /run to write to."""
+    server, clients = SH["Unix socket"]
+    (path,) = set(re.findall(r"/run/\S+\.sock", server + clients))
+    assert unit()["ProtectSystem"] == ["strict"]
+    assert [f"/run/{name}" for name in unit()["RuntimeDirectory"]] == [os.path.dirname(path)]
+    assert "AF_UNIX" in unit()["RestrictAddressFamilies"][0].split()
+
+
 def test_the_unit_verifies(tmp_path: Path) -> None:
     verifier = shutil.which("systemd-analyze")
     if verifier is None:
@@ -269,8 +287,10 @@ def test_the_images_options_are_a_launch() -> None:
 @pytest.mark.parametrize(
     "command", re.findall(r"docker run (.*?[^\\])\n", "".join(SH["Docker"]), re.DOTALL)
 )
-def test_the_pages_containers_have_options_that_exist(command: str) -> None:
-    words = command.replace("\\\n", " ").split()
+def test_the_pages_containers_have_options_that_exist(command: str, tmp_path: Path) -> None:
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).touch()
+    words = command.replace("\\\n", " ").replace(" /tls/", f" {tmp_path}/").split()
     image = next(i for i, word in enumerate(words) if re.fullmatch(r"dflash-server(:\w+)?", word))
     config = launch([*instruction("ENTRYPOINT")[1:], *words[image + 1 :]])
     stop = re.search(r"--stop-timeout (\d+)", command)
@@ -293,9 +313,65 @@ def test_the_image_is_built_from_all_that_the_package_is_built_from() -> None:
     for sources in re.findall(r"^COPY (?!--from)(.*) \S+$", dockerfile(), re.MULTILINE):
         copied |= set(sources.split())
     assert copied == wanted
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    assert {f"!{source}" for source in copied} == {each for each in ignored if each[:1] == "!"}
-    assert ignored[1] == "*"
+    package = {file for file in packaged() if file.parts[0] in wanted}
+    assert any(file.suffix == ".gguf" for file in package)
+    for file in (*map(Path, wanted), *package):
+        assert reaches_docker(file), f"{file} is not sent to Docker"
+    for file in ("tests/conftest.py", ".git/HEAD", "models/a.gguf", "dflash_trio/a.gguf"):
+        assert not reaches_docker(Path(file)), f"{file} is sent to Docker"
+
+
+def packaged() -> set[Path]:
+    """The files of the package's folder, without what Python leaves there."""
+    files = (path for path in (ROOT / "dflash_trio").rglob("*") if path.is_file())
+    return {path.relative_to(ROOT) for path in files if "__pycache__" not in path.parts}
+
+
+def reaches_docker(file: Path) -> bool:
+    """By .dockerignore: the last line that matches a file, or a folder above it, decides."""
+    sent = True
+    for line in (ROOT / ".dockerignore").read_text().splitlines():
+        pattern = re.escape(line.removeprefix("!"))
+        pattern = pattern.replace(r"\*\*/", "(?:.*/)?").replace(r"\*", "[^/]*")
+        if any(re.fullmatch(pattern, path.as_posix()) for path in (file, *file.parents)):
+            sent = line[0] == "!"
+    return sent
+
+
+def test_the_wheel_has_every_file_of_the_package() -> None:
+    """.gitignore decides over that too, and it leaves out weights."""
+    wheel = pytest.importorskip("hatchling.builders.wheel")
+    files = wheel.WheelBuilder(str(ROOT)).recurse_included_files()
+    assert packaged() <= {Path(file.relative_path) for file in files}
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
+def test_the_pages_health_check_for_tls_tells_well_from_ill(
+    status: int, healthy: bool, tmp_path: Path
+) -> None:
+    class Health(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("elsewhere.example").configure_cert(context)
+    (block,) = (block for block in SH["Docker"] if "--tls-cert" in block)
+    words = shlex.split(block)
+    command = words[words.index("--health-cmd") + 1]
+    with http.server.HTTPServer(("127.0.0.1", 0), Health) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        here = command.replace("8080", str(server.server_port))
+        here = here.replace("python3", shlex.quote(sys.executable), 1)
+        result = subprocess.run(["sh", "-c", here], capture_output=True, timeout=60, check=False)
+        thread.join(PATIENCE)
+    assert (result.returncode == 0) == healthy, result.stderr
+    assert healthy or b"HTTP Error 503" in result.stderr
 
 
 def seconds(text: str) -> int:

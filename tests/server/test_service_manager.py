@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import trio.testing
 from dflash_trio.config import ListenerConfig, ServerConfig
 from dflash_trio.engine import client as client_module
 from dflash_trio.engine import step_clock
+from dflash_trio.engine.model_runner import ModelLoadError
+from dflash_trio.engine.worker import LoadedModel
 from dflash_trio.net.listener import bind_listeners
 from dflash_trio.server import Server
 from dflash_trio.service_manager import LOADING_PATIENCE, ServiceManager
@@ -188,6 +191,28 @@ async def test_a_server_tells_its_whole_life(
     # The drain's limit, the time to cut what is left, the engines' time to end, and a margin.
     assert last["EXTEND_TIMEOUT_USEC"] == str((20 + 2 + 10 + 5) * 1_000_000)
     assert "READY" not in str(stopping)
+
+
+async def test_the_manager_is_told_of_a_loading_before_the_engine_says_anything(
+    tmp_path: Path,
+) -> None:
+    manager = Manager(str(tmp_path / "n"))
+    silent = threading.Event()
+
+    def load(_: object, stopped: threading.Event) -> LoadedModel:
+        silent.wait(PATIENCE)
+        raise ModelLoadError("enough")
+
+    listeners = bind_listeners("127.0.0.1", 0)
+    model = scripted_config("a")
+    config = ServerConfig(models=(model,), listener=ListenerConfig(port=0))
+    server = Server(config, listeners, [(model, load)], manager=told_by(manager.address))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.run)
+        (first,) = await manager.until("EXTEND_TIMEOUT_USEC")
+        silent.set()
+    manager.close()
+    assert first["STATUS"] == "loading a: 0 %"
 
 
 async def test_a_signal_while_loading_is_a_stop_that_was_never_ready(

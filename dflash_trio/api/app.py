@@ -29,7 +29,7 @@ from .error_responses import (
 )
 from .generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL, GenerationRoutes
 from .messages_call import parse_messages_call
-from .metrics import MetricsPage
+from .metrics import MetricsPage, ServerCollector
 from .openapi import openapi_document, plain_route, route_labels
 from .request_body import read_body
 from .request_id import current_request_id
@@ -66,9 +66,10 @@ class DflashApp(QuartTrio):
         self.router = router
         self.server_status = status
         self.request_totals = RequestTotals()
-        self._metrics_page = MetricsPage(
+        collector = ServerCollector(
             self.request_totals, status, lambda: [model.timings() for model in router.models]
         )
+        self._metrics_page = MetricsPage(collector)
         self._route_labels = route_labels()
         self._page = StatusPage(keyed=bool(access.api_keys))
         self._status_streams = StatusStreams(router, self._status_body, stall_timeout=stall_timeout)

@@ -130,18 +130,12 @@ DRAFT_COUNTERS: tuple[tuple[str, str, Callable[[DraftStatistics], float]], ...] 
 
 
 class MetricsPage:
-    """Renders the page. ``status`` and ``timings``: snapshots of all models in the same order,
-    taken without waiting."""
+    """Renders the page of what ``collector`` reads."""
 
-    def __init__(
-        self,
-        requests: RequestTotals,
-        status: Callable[[], ServerStatus],
-        timings: Callable[[], Sequence[EngineTimings]],
-    ) -> None:
+    def __init__(self, collector: ServerCollector) -> None:
         # Our own, so that nothing that others count in this process shows up here.
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(ServerCollector(requests, status, timings))
+        self._registry.register(collector)
         ProcessCollector(registry=self._registry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -168,7 +162,8 @@ def prefers_openmetrics(accept: str) -> bool:
 
 
 class ServerCollector(Collector):
-    """Reads the snapshots when it is asked."""
+    """Reads the snapshots when it is asked. ``status`` and ``timings``: those of all models in the
+    same order, taken without waiting."""
 
     def __init__(
         self,

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from attrs import define, field
 
+from dflash_trio.engine import sequence as engine_sequence
 from dflash_trio.engine.admission import Hold, KVLedger
 from dflash_trio.engine.model_runner import BatchSlice
+from dflash_trio.engine.scheduler import Scheduler
 from dflash_trio.generation.events import Event, Failed, Finished, Retired, TextDelta
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
 
@@ -33,6 +35,23 @@ def reserve(ledger: KVLedger, prepared: PreparedPrompt) -> Hold:
     hold = ledger.try_reserve(prepared.prompt_tokens, prepared.max_tokens)
     assert hold is not None, "the test asks for more than the ledger has"
     return hold
+
+
+def admit(
+    waiting: list[tuple[int, PreparedPrompt]],
+    ledger: KVLedger,
+    scheduler: Scheduler,
+    holds: dict[int, Hold],
+) -> None:
+    """Let the first of those who wait in, as far as there is room, as the router does."""
+    while waiting:
+        number, request = waiting[0]
+        hold = ledger.try_reserve(request.prompt_tokens, request.max_tokens, request.n)
+        if hold is None:
+            return
+        waiting.pop(0)
+        holds[number] = hold
+        scheduler.add(engine_sequence.Sequence(number, request, hold))
 
 
 @define

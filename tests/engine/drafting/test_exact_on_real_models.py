@@ -23,7 +23,7 @@ from dflash_trio.generation.events import Retired
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
 from dflash_trio.generation.status import DraftStatistics
 from tests.engine.drafting.scripted_provider import Always
-from tests.engine.engine_helpers import prompt
+from tests.engine.engine_helpers import admit, prompt
 from tests.engine.test_runner_contract import BREAD, NIGHT, SEA, load_llama
 
 pytestmark = pytest.mark.real
@@ -68,15 +68,8 @@ class House:
         sequences: dict[tuple[int, int], Sequence] = {}
         waiting = list(enumerate(requests))
         while waiting or not scheduler.idle:
-            while waiting:
-                number, request = waiting[0]
-                hold = ledger.try_reserve(request.prompt_tokens, request.max_tokens, request.n)
-                if hold is None:
-                    break
-                waiting.pop(0)
-                holds[number] = hold
-                scheduler.add(Sequence(number, request, hold))
-                sequences |= scheduler._sequences
+            admit(waiting, ledger, scheduler, holds)
+            sequences |= scheduler._sequences
             scheduler.step()
             for number, event in scheduler.take_events():
                 if isinstance(event, Retired):

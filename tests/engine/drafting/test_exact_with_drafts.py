@@ -26,12 +26,11 @@ from dflash_trio.engine.llama_draft_model import DraftModelProvider
 from dflash_trio.engine.llama_runner import LlamaRunner
 from dflash_trio.engine.model_file import check_model_file
 from dflash_trio.engine.scheduler import Scheduler
-from dflash_trio.engine.sequence import Sequence
 from dflash_trio.generation.events import Finished, Retired, TextDelta
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
 from dflash_trio.generation.status import DraftStatistics
 from tests.engine.drafting.scripted_provider import Always
-from tests.engine.engine_helpers import prompt
+from tests.engine.engine_helpers import admit, prompt
 from tests.engine.test_runner_contract import BREAD, NIGHT, SEA, load_llama
 from tests.support.written_drafts import tokenizer_of, write_dflash
 
@@ -93,14 +92,7 @@ class House:
         waiting = list(enumerate(requests))
         steps = 0
         while waiting or not scheduler.idle:
-            while waiting:
-                number, request = waiting[0]
-                hold = ledger.try_reserve(request.prompt_tokens, request.max_tokens, request.n)
-                if hold is None:
-                    break
-                waiting.pop(0)
-                holds[number] = hold
-                scheduler.add(Sequence(number, request, hold))
+            admit(waiting, ledger, scheduler, holds)
             scheduler.step()
             steps += 1
             if gone is not None and steps == gone[1]:

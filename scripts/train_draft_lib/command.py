@@ -69,7 +69,13 @@ def parser() -> argparse.ArgumentParser:
 
     data = parser.add_argument_group("data")
     add = data.add_argument
-    add("--prompts", type=int, default=48000, help="to be answered (default 48000)")
+    add("--prompts", type=int, default=48000, help="from templates (default 48000)")
+    add(
+        "--own-prompts",
+        type=int,
+        default=120000,
+        help="questions that the target makes up itself, begun (default 120000)",
+    )
     add("--answer-tokens", type=int, default=320, help="at most (default 320)")
     add("--prompt-tokens", type=int, default=96, help="at most (default 96)")
     add("--rows", type=int, default=2048, help="answered at a time (default 2048)")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dataset import Texts
+from .dataset import Plain, Texts
 from .draft import Blocks, Shape, forward
 
 
@@ -96,7 +96,7 @@ def judge(
     texts: Texts,
     kinds: Sequence[str],
     ends: Sequence[int],
-    features: Tensor,
+    features: Plain,
     scale: Tensor,
     embedding: Tensor,
     head: Tensor,

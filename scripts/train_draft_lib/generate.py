@@ -1,9 +1,9 @@
-"""The target's greedy answers, many at a time.
+"""The target's answers, many at a time, and prompts that it makes up itself.
 
-Rows start together and are decoded in waves over one static cache; on CUDA a step is a captured
-graph, one for each multiple of 64 cells in use. A share of the rows begins with a few tokens drawn
-at temperature 1: served greedily they would never be seen, but the greedy text behind them is like
-any other, and there is more of it.
+Rows are decoded over one static cache; on CUDA a step is a captured graph. Every so many steps the
+rows that are over are taken out and get the next prompts, so that hardly any row works in vain. A
+share of the answers begins with a few tokens drawn at temperature 1: served greedily they would
+never be seen, but the greedy text behind them is like any other, and there is more of it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .target import Cache, Target
 
 CELLS = 64
+ROUND = 32
+"""Steps from one look at which rows are over to the next."""
+AT_ONCE = 256
+"""Prompts computed in one batch."""
 LONGEST_PERIOD = 96
 LEAST_REPEATED = 24
 
@@ -32,6 +37,8 @@ class Answer:
 
 
 class Generator:
+    """``rows`` at a time; a prompt and its answer have ``length`` tokens at most."""
+
     def __init__(
         self, target: Target, rows: int, length: int, ends: frozenset[int], seed: int
     ) -> None:
@@ -42,147 +49,186 @@ class Generator:
         self.cache: Cache = target.new_cache(rows, self.length)
         self.tokens = torch.zeros(rows, dtype=torch.long, device=device)
         self.positions = torch.zeros(rows, dtype=torch.long, device=device)
+        self.lengths = torch.ones(rows, dtype=torch.long, device=device)
+        """Of the prompts."""
+        self.drawn = torch.zeros(rows, dtype=torch.long, device=device)
+        """First tokens of each answer that are not greedy ones."""
+        self.said = torch.zeros((rows, 2), dtype=torch.long, device=device)
+        """Answers so far; a last column takes what is decoded of rows that are over."""
         self.ends = torch.tensor(sorted(ends), device=device)
+        torch.manual_seed(seed)
         self.random = torch.Generator(device=device).manual_seed(seed)
-        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.graphs: dict[bool, torch.cuda.CUDAGraph] = {}
         self.use_graphs = device.startswith("cuda")
 
+    @torch.no_grad()
     def answers(
         self,
         prompts: Sequence[Sequence[int]],
         most: int,
         *,
         drawn_share: float = 0.0,
-        most_drawn: int = 12,
+        drawn_tokens: tuple[int, int] = (1, 12),
         cut_loops: bool = True,
         deadline: float = float("inf"),
         report: Callable[[int, int], None] = lambda prompts, tokens: None,
     ) -> Iterator[Answer]:
         """Answers of at most ``most`` tokens, in any order, the end token kept; those that begin to
-        loop end soon after. No new wave is begun after ``deadline`` (``time.monotonic``)."""
-        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        waves = [order[i : i + self.rows] for i in range(0, len(order), self.rows)]
+        loop end soon after. ``drawn_tokens``: the fewest and the most that are drawn at temperature
+        1, of those that have any. What is not over at the ``deadline`` (``time.monotonic``) is left
+        out, but for the first to end."""
+        most = min(most, self.length - max(map(len, prompts)))
+        self.said = torch.full(
+            (self.rows, most + 1), -1, dtype=torch.long, device=self.tokens.device
+        )
+        self.graphs.clear()
+        self.positions.zero_()
+        asked_by = np.full(self.rows, -1)
+        waiting = iter(range(len(prompts)))
+        over = np.ones(self.rows, bool)
         done = kept = 0
-        # Long and short prompts in turn, so that a deadline leaves out neither kind.
-        for wave in waves[::2] + waves[1::2][::-1]:
+        reported = time.monotonic()
+        while True:
+            new = [row for row in np.flatnonzero(over) if self._next(row, asked_by, waiting)]
+            if new:
+                self._begin(new, [prompts[i] for i in asked_by[new]], drawn_share, drawn_tokens)
+            if not (asked_by >= 0).any():
+                return
+            # Who goes on is beyond the tokens that are drawn, unless all of an answer is.
+            longest = int(self.drawn.max()) if new or drawn_tokens[1] > ROUND else 0
+            for step in range(ROUND):
+                self._step(drawing=step < longest)
+            cuts = self._cuts(most, cut_loops).cpu().numpy()
+            over = cuts > 0
+            finished = np.flatnonzero(over & (asked_by >= 0))
+            table = self.said[torch.from_numpy(finished).to(self.said.device)].cpu().numpy()
+            drawn = self.drawn.cpu().numpy()
+            for row, tokens in zip(finished, table, strict=True):
+                count = int(cuts[row])
+                kept += count
+                yield Answer(
+                    int(asked_by[row]), tokens[:count].tolist(), min(int(drawn[row]), count)
+                )
+            done += len(finished)
+            asked_by[finished] = -1
             if time.monotonic() > deadline and done:
                 return
-            for answer in self._wave(wave, prompts, most, drawn_share, most_drawn, cut_loops):
-                kept += len(answer.tokens)
-                yield answer
-            done += len(wave)
-            report(done, kept)
+            if time.monotonic() - reported > 10:
+                reported = time.monotonic()
+                report(done, kept)
 
-    @torch.no_grad()
-    def _wave(
+    @staticmethod
+    def _next(row: int, asked_by: np.ndarray, waiting: Iterator[int]) -> bool:
+        asked_by[row] = next(waiting, -1)
+        return bool(asked_by[row] >= 0)
+
+    def _begin(
         self,
-        wave: Sequence[int],
+        new: Sequence[int],
         prompts: Sequence[Sequence[int]],
-        most: int,
         drawn_share: float,
-        most_drawn: int,
-        cut_loops: bool,
-    ) -> list[Answer]:
-        target, device, rows = self.target, self.target.device, self.rows
-        lengths = torch.ones(rows, dtype=torch.long)
-        lengths[: len(wave)] = torch.tensor([len(prompts[i]) for i in wave])
-        longest = int(lengths.max())
-        asked = torch.zeros((rows, longest), dtype=torch.long)
-        for row, index in enumerate(wave):
-            asked[row, : len(prompts[index])] = torch.tensor(prompts[index])
-        asked, lengths = asked.to(device), lengths.to(device)
-        steps = min(most, self.length - longest)
+        drawn_tokens: tuple[int, int],
+    ) -> None:
+        """Compute these prompts into these rows, and the first token of each answer."""
+        device = self.tokens.device
+        # Alike in length, and so with little padding.
+        order = sorted(range(len(new)), key=lambda i: len(prompts[i]))
+        for begin in range(0, len(order), AT_ONCE):
+            part = order[begin : begin + AT_ONCE]
+            rows = torch.tensor([int(new[i]) for i in part], device=device)
+            lengths = torch.tensor([len(prompts[i]) for i in part])
+            asked = torch.zeros((len(part), int(lengths.max())), dtype=torch.long)
+            for index, i in enumerate(part):
+                asked[index, : len(prompts[i])] = torch.tensor(prompts[i])
+            lengths = lengths.to(device)
+            least, most = drawn_tokens
+            drawn = torch.randint(
+                least, most + 1, (len(part),), generator=self.random, device=device
+            )
+            chance = torch.rand(len(part), generator=self.random, device=device)
+            drawn = torch.where(chance < drawn_share, drawn, 0)
+            hidden, _ = self.target.prefill(asked.to(device), (), self.cache, rows)
+            logits = self.target.logits(hidden[torch.arange(len(part), device=device), lengths - 1])
+            first = _chosen(logits, drawn > 0)
+            self.tokens[rows] = first
+            self.positions[rows] = lengths
+            self.lengths[rows] = lengths
+            self.drawn[rows] = drawn
+            self.said[rows] = -1
+            self.said[rows, 0] = first
 
-        drawn = torch.randint(1, most_drawn + 1, (rows,), generator=self.random, device=device)
-        chance = torch.rand(rows, generator=self.random, device=device)
-        drawn = torch.where(chance < drawn_share, drawn, 0)
-        for begin in range(0, rows, 256):
-            part = asked[begin : begin + 256]
-            hidden, _ = target.prefill(part, (), self.cache, begin)
-            last = lengths[begin : begin + 256] - 1
-            logits = target.logits(hidden[torch.arange(len(part), device=device), last])
-            self.tokens[begin : begin + 256] = self._choose(logits, drawn[begin : begin + 256] > 0)
-        self.positions.copy_(lengths)
-        said = torch.full((rows, steps), -1, dtype=torch.long, device=device)
-        said[:, 0] = self.tokens
-        over = torch.isin(self.tokens, self.ends)
-        over[len(wave) :] = True
-        for step in range(1, steps):
-            cells = min(self.length, -(-(longest + step) // CELLS) * CELLS)
-            if drawn_share and step < most_drawn:
-                logits = target.step(self.tokens, self.positions, self.cache, cells)
-                self.tokens.copy_(self._choose(logits, drawn > step))
-                self.positions += 1
-            else:
-                self._greedy_step(cells)
-            said[:, step] = self.tokens
-            over |= torch.isin(self.tokens, self.ends)
-            if step % 32 == 0:
-                ended = over.clone()
-                if cut_loops:
-                    ended |= loop_ends(said[:, : step + 1]) <= step
-                if float(ended.float().mean()) > 0.97:
-                    break
-        cut = torch.full((rows,), said.shape[1], device=device)
-        if cut_loops:
-            cut = torch.minimum(cut, loop_ends(said))
+    def _cuts(self, most: int, cut_loops: bool) -> Tensor:
+        """How many tokens of each row's answer count, 0 while it goes on."""
+        said = self.said[:, :most]
+        long_enough = torch.where((said >= 0).all(1), most, most + 1)
         is_end = torch.isin(said, self.ends)
-        first_end = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, said.shape[1])
-        said_by = (said >= 0).sum(1)
-        kept = torch.minimum(torch.minimum(cut, first_end), said_by).tolist()
-        table, drawn_by = said.tolist(), drawn.tolist()
-        return [
-            Answer(index, table[row][: kept[row]], min(drawn_by[row], kept[row]))
-            for row, index in enumerate(wave)
-        ]
+        first_end = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, most + 1)
+        cut = torch.minimum(long_enough, first_end)
+        if cut_loops:
+            loops = loop_ends(said, said >= 0)
+            cut = torch.minimum(cut, torch.where(loops < most, loops, most + 1))
+        return torch.where(cut <= most, cut, 0)
 
-    def _choose(self, logits: Tensor, drawn: Tensor) -> Tensor:
-        """The greedy token, or where ``drawn`` one at temperature 1."""
-        noise = torch.empty_like(logits).exponential_(generator=self.random).log_().neg_()
-        return (logits + noise.masked_fill_(~drawn[:, None], 0.0)).argmax(-1)
-
-    def _greedy_step(self, cells: int) -> None:
+    def _step(self, *, drawing: bool) -> None:
+        """One token for each row. On CUDA by a graph, captured at its second use."""
         if not self.use_graphs:
-            self._step(cells)
+            self._decode(drawing, int(self.positions.max()) + 1)
             return
-        graph = self.graphs.get(cells)
-        if graph is None:
-            # A step run twice writes the same keys to the same cells: warming up changes nothing
-            # but the two tensors that are put back.
-            tokens, positions = self.tokens.clone(), self.positions.clone()
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._step(cells)
-            torch.cuda.current_stream().wait_stream(stream)
+        graph = self.graphs.get(drawing)
+        if graph is not None:
+            graph.replay()
+            return
+        # A step that is run twice writes the same keys to the same cells: warming up changes
+        # nothing but what is put back.
+        kept = [t.clone() for t in (self.tokens, self.positions, self.said)]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._decode(drawing, self.length)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+
+        def put_back() -> None:
+            for tensor, values in zip((self.tokens, self.positions, self.said), kept, strict=True):
+                tensor.copy_(values)
+
+        put_back()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._decode(drawing, self.length)
+        except RuntimeError as error:
+            print(f"generation without CUDA graphs: {error}", flush=True)
+            self.use_graphs = False
             torch.cuda.synchronize()
-            self.tokens.copy_(tokens)
-            self.positions.copy_(positions)
-            graph = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(graph):
-                    self._step(cells)
-            except RuntimeError as error:
-                print(f"generation without CUDA graphs: {error}", flush=True)
-                self.use_graphs = False
-                torch.cuda.synchronize()
-                self.tokens.copy_(tokens)
-                self.positions.copy_(positions)
-                self._step(cells)
-                return
-            self.graphs[cells] = graph
+            put_back()
+            self._decode(drawing, self.length)
+            return
+        self.graphs[drawing] = graph
         graph.replay()
 
-    def _step(self, cells: int) -> None:
-        logits = self.target.step(self.tokens, self.positions, self.cache, cells)
-        self.tokens.copy_(logits.argmax(-1))
-        self.positions += 1
+    def _decode(self, drawing: bool, length: int) -> None:
+        logits = self.target.step(self.tokens, self.positions, self.cache, length)
+        index = self.positions + 1 - self.lengths
+        chosen = _chosen(logits, self.drawn > index) if drawing else logits.argmax(-1)
+        self.tokens.copy_(chosen)
+        # Rows that are over go on until somebody looks, within the cache and the last column.
+        self.positions.copy_((self.positions + 1).clamp_(max=self.length - 1))
+        index = index.clamp(max=self.said.shape[1] - 1)
+        self.said.scatter_(1, index[:, None], chosen[:, None])
 
 
-def loop_ends(said: Tensor) -> Tensor:
+def _chosen(logits: Tensor, drawn: Tensor) -> Tensor:
+    """The greedy token, or where ``drawn`` one at temperature 1 (by Gumbel noise)."""
+    noise = torch.empty_like(logits).exponential_().log_().neg_()
+    return (logits + noise.masked_fill_(~drawn[:, None], 0.0)).argmax(-1)
+
+
+def loop_ends(said: Tensor, there: Tensor | None = None) -> Tensor:
     """Where each row [N, T] has repeated itself for long enough to be cut; T where it never does.
 
-    A period of p tokens counts as a loop when 2 p more tokens, and 24 at least, repeat it.
+    A period of p tokens counts as a loop when 2 p more tokens, and 24 at least, repeat it. Where
+    ``there`` is false, nothing is said.
     """
     rows, length = said.shape
     found = torch.full((rows,), length, device=said.device)
@@ -191,6 +237,8 @@ def loop_ends(said: Tensor) -> Tensor:
         if length - period < needed:
             break
         same = said[:, period:] == said[:, :-period]
+        if there is not None:
+            same &= there[:, period:]
         count = torch.nn.functional.pad(same.int().cumsum(1), (1, 0))
         full = (count[:, needed:] - count[:, :-needed]) == needed
         first = torch.where(full.any(1), full.int().argmax(1) + period + needed, length)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -59,14 +60,15 @@ def run(arguments: argparse.Namespace, begun: float) -> int:
     cuda = arguments.device.startswith("cuda")
     narrow = torch.bfloat16 if cuda else torch.float32
     # Layer inputs of one token, and of its likeliest successors.
-    each = len(shape.target_layers) * shape.width * (2 if cuda else 4) + arguments.candidates * 6
+    width = len(shape.target_layers) * shape.width
+    each = (width + 2 * len(shape.target_layers) if cuda else 4 * width) + arguments.candidates * 6
     fits = int(np.searchsorted(np.cumsum(texts.lengths) * each, arguments.feature_bytes))
     if fits < len(texts.lengths):
         clock.say(f"only {fits} of {len(texts.lengths)} answers fit into --feature-bytes")
         texts = texts.first(fits)
     rows = 256 if cuda else 4
     candidates = arguments.candidates if arguments.soft else 0
-    seen = look(target, texts, shape.target_layers, candidates, rows, narrow)
+    seen = look(target, texts, shape.target_layers, candidates, rows, narrow, packed=cuda)
     seen_held_out = look(target, held_out, shape.target_layers, 0, rows, narrow)
     _wait(cuda)
     clock.say(f"layer inputs of {len(texts.tokens):,} tokens: {seen.features.nbytes / 1e9:.1f} GB")
@@ -88,7 +90,7 @@ def run(arguments: argparse.Namespace, begun: float) -> int:
         checkpoint_every=arguments.checkpoint_every,
         seed=arguments.seed,
     )
-    scale = feature_scale(seen.features, shape.width)
+    scale = feature_scale(seen.features)
     batches = Batches(texts, seen, scale, shape, settings)
     trainer = Trainer(
         shape,
@@ -189,18 +191,16 @@ def _texts(
         texts = Texts.load(path)
         clock.say(f"{len(texts.lengths)} answers from {path}")
         return texts
-    prompts = [prompt for _, prompt in training_prompts(arguments.prompts, arguments.seed)]
-    asked = [row for row in tokenizer.encode(prompts) if len(row) <= arguments.prompt_tokens]
-    clock.say(f"{len(asked)} prompts")
+    length = arguments.prompt_tokens + arguments.answer_tokens
+    generator = Generator(target, arguments.rows, length, vocabulary.ends, arguments.seed)
+    generator.use_graphs &= arguments.graphs
+    asked = _asked(arguments, tokenizer, generator, clock)
     begun = time.monotonic()
 
     def report(prompts: int, tokens: int) -> None:
         rate = tokens / (time.monotonic() - begun)
         clock.say(f"{prompts} answered, {tokens:,} tokens, {rate:,.0f} a second")
 
-    length = arguments.prompt_tokens + arguments.answer_tokens
-    generator = Generator(target, arguments.rows, length, vocabulary.ends, arguments.seed)
-    generator.use_graphs &= arguments.graphs
     answers = generator.answers(
         asked,
         arguments.answer_tokens,
@@ -219,6 +219,37 @@ def _texts(
     if target.device.startswith("cuda"):
         torch.cuda.empty_cache()
     return texts
+
+
+def _asked(
+    arguments: argparse.Namespace, tokenizer: ChatTokenizer, generator: Generator, clock: Clock
+) -> list[list[int]]:
+    """Chats up to the answer: from templates and of the target's own making, in turn."""
+    prompts = [prompt for _, prompt in training_prompts(arguments.prompts, arguments.seed)]
+    written = [row for row in tokenizer.encode(prompts) if len(row) <= arguments.prompt_tokens]
+    clock.say(f"{len(written)} prompts from templates")
+    if not arguments.own_prompts:
+        return written
+    begin, end = tokenizer.around()
+    room = arguments.prompt_tokens - len(begin) - len(end)
+    if room < 8:
+        raise UnfitTarget(f"its chat template leaves {room} of --prompt-tokens to a question")
+    seen = {tuple(row) for row in tokenizer.encode([p for _, _, p in held_out_prompts()])}
+    ends = set(generator.ends.tolist())
+    made: list[list[int]] = []
+    everything = (1 << 20, 1 << 20)
+    same = [begin] * arguments.own_prompts
+    for question in generator.answers(same, room, drawn_share=1.1, drawn_tokens=everything):
+        tokens = question.tokens
+        if tokens[-1] not in ends or len(tokens) < 4:
+            continue  # nothing, or more than there is room for
+        row = [*begin, *tokens[:-1], *end]
+        if tuple(row) not in seen:
+            seen.add(tuple(row))
+            made.append(row)
+    clock.say(f"{len(made)} prompts of the target's own, of {arguments.own_prompts} begun")
+    both = itertools.zip_longest(written, made)
+    return [row for pair in both for row in pair if row is not None]
 
 
 class _Judged:

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import sdpa_kernel
 
+from .decode_attention import BACKENDS, attend
 from .source import Sizes, Source
-
-BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def wide_product(x: Tensor, rows: Tensor) -> Tensor:
@@ -116,15 +115,19 @@ class Target:
 
     @torch.no_grad()
     def prefill(
-        self, tokens: Tensor, take: tuple[int, ...] = (), cache: Cache | None = None, row: int = 0
+        self,
+        tokens: Tensor,
+        take: tuple[int, ...] = (),
+        cache: Cache | None = None,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Run whole texts [B, L], padded at the right.
 
         Returns the residual after the last layer [B, L, width] and the inputs of the layers in
-        ``take``, float32. Keys and values go into ``cache`` from its ``row`` on.
+        ``take``, float32. Keys and values go into the ``rows`` [B] of ``cache``.
         """
         s = self.sizes
-        batch, length = tokens.shape
+        length = tokens.shape[1]
         cos, sin = self.cos[:length, None], self.sin[:length, None]
         x = self.embedding[tokens].float()
         inputs = []
@@ -133,10 +136,10 @@ class Target:
                 inputs.append(x)
 
             def attention(q: Tensor, k: Tensor, v: Tensor, index: int = index) -> Tensor:
-                if cache is not None:
-                    rows = slice(row * s.kv_heads, (row + batch) * s.kv_heads)
-                    cache.keys[index][rows, :length] = k.transpose(1, 2).flatten(0, 1)
-                    cache.values[index][rows, :length] = v.transpose(1, 2).flatten(0, 1)
+                if cache is not None and rows is not None:
+                    shape = (-1, s.kv_heads, cache.keys[index].shape[1], s.head_size)
+                    cache.keys[index].view(shape)[rows, :, :length] = k.transpose(1, 2)
+                    cache.values[index].view(shape)[rows, :, :length] = v.transpose(1, 2)
                 groups = s.heads // s.kv_heads
                 k, v = (t.repeat_interleave(groups, 2).transpose(1, 2) for t in (k, v))
                 with sdpa_kernel(BACKENDS):
@@ -160,16 +163,12 @@ class Target:
 
     @torch.no_grad()
     def step(self, tokens: Tensor, positions: Tensor, cache: Cache, length: int) -> Tensor:
-        """One token a row [B] at its own position; attends to cells below ``length``. Logits."""
+        """One token a row [B] at its own position, all of them below ``length``. Logits."""
         s = self.sizes
         batch = tokens.shape[0]
-        groups = s.heads // s.kv_heads
         cells = torch.arange(batch * s.kv_heads, device=self.device)
         places = positions[:, None].expand(-1, s.kv_heads).reshape(-1)
-        seen = torch.arange(length, device=self.device) <= positions[:, None]
-        bias = torch.zeros((batch, length), dtype=self.kind, device=self.device)
-        bias = bias.masked_fill(~seen, -torch.inf)[:, None, None]
-        bias = bias.expand(batch, s.kv_heads, groups, length)
+        counts = positions + 1
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         x = self.embedding[tokens].float()
         for index, layer in enumerate(self.layers):
@@ -178,15 +177,7 @@ class Target:
                 keys, values = cache.keys[index], cache.values[index]
                 keys[cells, places] = k.flatten(0, 1)
                 values[cells, places] = v.flatten(0, 1)
-                shape = (batch, s.kv_heads, length, s.head_size)
-                with sdpa_kernel(BACKENDS):
-                    mixed = F.scaled_dot_product_attention(
-                        q.unflatten(1, (s.kv_heads, groups)),
-                        keys[:, :length].view(shape),
-                        values[:, :length].view(shape),
-                        attn_mask=bias,
-                    )
-                return mixed.flatten(1)
+                return attend(q, keys, values, counts, length)
 
             x = self._attend(x, layer, attention, cos, sin)
             x = self._feed_forward(x, layer)

@@ -22,6 +22,8 @@ _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!
 SPLITS: dict[str, tuple[str, ...]] = {"smollm": ("[0-9]", _WORDS), "gpt-2": (_WORDS,)}
 """By the vocabulary's ``pre``: regular expressions, each applied to what the one before left."""
 
+_QUESTION = "What is asked?"
+
 
 class ChatTokenizer:
     def __init__(self, vocabulary: Vocabulary, path: Path, python: str = sys.executable) -> None:
@@ -52,6 +54,15 @@ class ChatTokenizer:
             begin = [self.vocabulary.ids["bos"]] if self.vocabulary.add_bos else []
             return [begin + self._split(text) for text in texts]
         return self._by_llama(texts)
+
+    def around(self) -> tuple[list[int], list[int]]:
+        """What stands before a question and what between it and its answer."""
+        before, after = self.render(_QUESTION).split(_QUESTION)
+        if self.vocabulary.model == "gpt2" and self.vocabulary.pre in SPLITS:
+            begin = [self.vocabulary.ids["bos"]] if self.vocabulary.add_bos else []
+            return begin + self._split(before), self._split(after)
+        begin_tokens, end_tokens = self._by_llama([before, after])
+        return begin_tokens, end_tokens
 
     def _split(self, text: str) -> list[int]:
         if not text.isascii():

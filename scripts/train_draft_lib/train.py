@@ -17,10 +17,10 @@ from torch.nn.attention import sdpa_kernel
 
 from . import draft
 from .dataset import Seen, Texts
+from .decode_attention import BACKENDS
 from .draft import Blocks, Shape
 from .head import head_loss
 from .optimizer import Optimizer
-from .target import BACKENDS
 
 
 @dataclass(frozen=True)

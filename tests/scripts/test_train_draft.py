@@ -181,8 +181,9 @@ def test_a_few_steps_on_the_cpu_end_in_a_draft_and_go_on_where_they_ended(
 ) -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("this Python has no torch: the training itself is not tried")
-    small = "--device cpu --prompts 4 --rows 4 --answer-tokens 48 --held-out-tokens 12 "
-    small += "--held-out-prompts 1 --batch 1 --anchors 4 --layers 1 --feed-forward 32"
+    small = "--device cpu --prompts 4 --own-prompts 4 --rows 4 --answer-tokens 48 "
+    small += "--held-out-tokens 12 --held-out-prompts 1 --batch 1 --anchors 4 --layers 1 "
+    small += "--feed-forward 32"
     places = ("--target", smollm2, "--out", tmp_path / "out", "--work", tmp_path / "work")
     for steps in ("2", "4"):
         done = started(*places, *small.split(), "--max-steps", steps)
@@ -190,3 +191,64 @@ def test_a_few_steps_on_the_cpu_end_in_a_draft_and_go_on_where_they_ended(
     assert "goes on at step 2" in done.stdout
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {f"draft{end}" for end in (".gguf", "-curves.json", "-curves.svg", "-table.md")}
+
+
+def torch_of_this_python() -> Any:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("this Python has no torch: the training itself is not tried")
+    import torch
+
+    return torch
+
+
+def test_features_in_eight_bits_keep_what_varies_of_a_large_dimension() -> None:
+    torch = torch_of_this_python()
+    from train_draft_lib.dataset import Packed
+
+    values = torch.randn((4000, 32), generator=torch.Generator().manual_seed(1))
+    values[:, 5] = 300 + values[:, 5]  # as some dimensions of a residual stream are
+    values[0] *= 3000  # as a text's first token is
+    packed = Packed(len(values), [values, values], torch.float32)
+    every = torch.arange(len(values))
+    for layer in (0, 1):
+        packed.put(every, layer, values)
+    got = packed[every]
+    for layer in (0, 1):
+        off = got[:, layer * 32 : (layer + 1) * 32] - values
+        assert float(off[1:].std(0).max()) < 0.04
+        assert float(off[0].norm() / values[0].norm()) < 0.04
+
+
+@pytest.mark.real
+def test_rows_are_refilled_and_every_prompt_is_answered_as_it_is_alone(
+    smollm2: Path,
+) -> None:
+    torch = torch_of_this_python()
+    from train_draft_lib.generate import Generator
+    from train_draft_lib.source import Source
+    from train_draft_lib.target import Target
+    from train_draft_lib.tokenizer import ChatTokenizer
+
+    source = Source(smollm2)
+    vocabulary = source.vocabulary()
+    target = Target(source, "cpu", torch.float32, 192)
+    questions = ["What is 2 plus 3?", "Name three fruits.", "Hi!", "Write a rhyme.", "Why?"]
+    prompts = ChatTokenizer(vocabulary, smollm2).encode(questions)
+    alone = {}
+    for index, prompt in enumerate(prompts):
+        (answer,) = Generator(target, 1, 128, vocabulary.ends, 1).answers([prompt], 40)
+        alone[index] = answer.tokens
+    many = Generator(target, 2, 128, vocabulary.ends, 1).answers(prompts, 40)
+    assert {answer.prompt: answer.tokens for answer in many} == alone
+
+
+@pytest.mark.real
+def test_what_stands_around_a_question_is_what_the_template_writes(smollm2: Path) -> None:
+    from train_draft_lib.source import Source
+    from train_draft_lib.tokenizer import ChatTokenizer
+
+    tokenizer = ChatTokenizer(Source(smollm2).vocabulary(), smollm2)
+    before, after = tokenizer.around()
+    (question,) = tokenizer.encode(["Who was first?"])
+    assert question[: len(before)] == before
+    assert question[-len(after) :] == after

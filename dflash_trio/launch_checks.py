@@ -5,7 +5,10 @@ A start and ``--check`` go through here alike, so what one refuses the other doe
 
 from __future__ import annotations
 
+import os
 import ssl
+
+import attrs
 
 from .config import ListenerConfig, ModelConfig, ServerConfig
 from .engine.disk_cache import FolderError, check_folder
@@ -17,6 +20,7 @@ from .net.connection_server import server_ssl_context
 from .net.listener import BindError, BoundListeners, bind_listeners
 from .routing.router import usable_cores
 from .text.chat_template import ChatTemplate, TemplateError
+from .trace_settings import read_trace_settings
 
 
 class StartupError(Exception):
@@ -26,7 +30,8 @@ class StartupError(Exception):
 def resolve_launch(config: ServerConfig) -> LaunchPlan:
     """What will load, where and how. Reads headers and templates only. Raises StartupError."""
     files, places = _places(config)
-    return plan_launch(config, files, places, cores=usable_cores())
+    plan = plan_launch(config, files, places, cores=usable_cores())
+    return attrs.evolve(plan, traces=read_trace_settings(os.environ))
 
 
 def _places(config: ServerConfig) -> tuple[list[ModelFile], list[Placed]]:

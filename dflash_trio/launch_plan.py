@@ -18,6 +18,7 @@ from .engine.memory_plan import Need, Needs
 from .engine.model_file import ModelFile
 from .engine.placement import Placed, demand_of
 from .routing.model_defaults import resolve_defaults
+from .trace_settings import TraceSettings
 
 HOST = "host"
 """Memory of the host, for a model that is on GPUs."""
@@ -68,6 +69,7 @@ class LaunchPlan:
     """In priority order."""
     warnings: tuple[str, ...] = ()
     """Of the launch as a whole; each model has its own."""
+    traces: TraceSettings = field(factory=TraceSettings)
 
     @property
     def memory(self) -> Mapping[str, int]:
@@ -94,6 +96,7 @@ class LaunchPlan:
         for model in self.models:
             yield from (f"{model.config.block_label}: {line}" for line in model.warnings)
         yield from self.warnings
+        yield from self.traces.warnings
 
 
 def _on_devices(devices: Sequence[str], needs: Needs) -> tuple[tuple[str, Need], ...]:

@@ -67,6 +67,8 @@ def _check_lines(plan: LaunchPlan) -> Iterator[str]:
         yield from _model_lines(priority, model)
     needs = ", ".join(f"{mib(size)} MiB on {device}" for device, size in plan.memory.items())
     yield _row("in all", f"about {needs}")
+    if plan.traces.endpoint is not None:
+        yield _row("traces", f"to {plan.traces.endpoint}")
     for warning in plan.lines_of_warning():
         yield _row("warning", warning)
 
@@ -162,6 +164,7 @@ def as_json(plan: LaunchPlan) -> dict[str, Any]:
         "models": [_model_json(number, model) for number, model in enumerate(plan.models)],
         "unused_models": list(plan.config.unused),
         "memory": dict(plan.memory),
+        "traces": plan.traces.endpoint,
         "warnings": list(plan.lines_of_warning()),
     }
 

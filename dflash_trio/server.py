@@ -48,6 +48,8 @@ from .routing.served_model import ServedModel
 from .service_manager import ServiceManager
 from .text.bad_constraint import BadConstraint
 from .text.chat_template import TemplateError
+from .trace_settings import read_trace_settings
+from .traces import Traces, start_traces
 
 log = logging.getLogger("dflash_trio")
 
@@ -83,6 +85,12 @@ def serve(
 
     ``plan``: what is told of the launch; ``None``: nothing.
     """
+    if plan is not None:
+        settings = plan.traces
+    else:
+        settings = read_trace_settings(os.environ)
+        for warning in settings.warnings:
+            log.warning("%s", warning)
     # From the binding on a signal means a shutdown in good order, although nobody can begin one
     # before the event loop runs: it is kept until then.
     early: list[int] = []
@@ -94,6 +102,7 @@ def serve(
     except StartupError as error:
         return _fail(error)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    traces = start_traces(settings)
     server = Server(
         config,
         listeners,
@@ -102,6 +111,7 @@ def serve(
         early_signals=early,
         plan=plan,
         manager=ServiceManager.from_environment(os.environ),
+        traces=traces,
     )
     try:
         code = trio.run(server.run)
@@ -166,13 +176,15 @@ class Server:
         early_signals: Sequence[int] = (),
         plan: LaunchPlan | None = None,
         manager: ServiceManager | None = None,
+        traces: Traces | None = None,
     ) -> None:
         """``early_signals``: those that came before :meth:`run` listens; read when it does.
-        ``plan``: what is told of the launch."""
+        ``plan``: what is told of the launch. ``traces`` are flushed at the end."""
         self._began = time.monotonic()
         self._config = config
         self._plan = plan
         self._manager = manager or ServiceManager()
+        self._traces = traces
         self._early_signals = early_signals
         self._ssl_context = ssl_context
         self._listeners = listeners
@@ -215,6 +227,7 @@ class Server:
             stall_timeout=listener.client_stall_timeout,
             first_byte_patience=FIRST_BYTE_PATIENCE,
             keep_alive_interval=KEEP_ALIVE_INTERVAL,
+            traces=self._traces,
         )
         connections = ConnectionServer(
             app,
@@ -259,6 +272,9 @@ class Server:
                 # No connection is left, so nobody reads a vocabulary or waits for a retirement.
                 for client in self._clients:
                     client.stop()
+                if self._traces is not None:
+                    # While the engines end, which may take longer.
+                    engines.start_soon(self._traces.flush, drain.hurried)
             outer.cancel_scope.cancel()
 
     def _introduce(self) -> None:

@@ -34,6 +34,8 @@ TOP = {
     "launch_plan",
     "plan_text",
     "service_manager",
+    "trace_settings",
+    "traces",
     "log_setup",
     "load_progress",
     "model_loading",
@@ -84,6 +86,12 @@ def test_an_import_points_down(file: str) -> None:
 def test_only_the_engines_llama_files_know_llama_cpp(file: str) -> None:
     if not file.startswith("engine/llama_"):
         assert not any(module.startswith("llama_cpp") for module in imports(file))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_only_one_file_knows_opentelemetry(file: str) -> None:
+    if file != "traces.py":
+        assert not any(module.startswith("opentelemetry") for module in imports(file))
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if floor_of(f) in ("generation", "text")])

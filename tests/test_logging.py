@@ -69,6 +69,7 @@ async def test_each_request_has_one_line_that_says_what_became_of_it(capfd: Any)
         "logger": "dflash_trio.requests",
         "message": "request",
         "request_id": "mine",
+        "trace_id": None,
         "method": "POST",
         "route": CHAT,
         "model": "m",

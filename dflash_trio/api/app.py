@@ -35,6 +35,7 @@ from .request_body import read_body
 from .request_id import current_request_id
 from .request_record import OTHER_ROUTE, request_record
 from .request_totals import RequestTotals
+from .request_trace import TraceExporter
 from .responses_routes import ResponsesRoutes
 from .status_page import StatusPage
 from .status_stream import StatusStreams, stamped
@@ -46,7 +47,8 @@ log = logging.getLogger("dflash_trio.api")
 class DflashApp(QuartTrio):
     """The server's routes on top of a router.
 
-    ``status``: takes a snapshot of everything, without waiting. Sizes in bytes, times in seconds.
+    ``status``: takes a snapshot of everything, without waiting. ``traces``: where they go, if
+    anywhere. Sizes in bytes, times in seconds.
     """
 
     asgi_http_class = RequestConnection
@@ -61,11 +63,13 @@ class DflashApp(QuartTrio):
         stall_timeout: float,
         first_byte_patience: float = FIRST_BYTE_PATIENCE,
         keep_alive_interval: float = KEEP_ALIVE_INTERVAL,
+        traces: TraceExporter | None = None,
     ) -> None:
         super().__init__("dflash_trio", static_folder=None)
         self.router = router
         self.server_status = status
         self.request_totals = RequestTotals()
+        self.traces = traces
         collector = ServerCollector(
             self.request_totals, status, lambda: [model.timings() for model in router.models]
         )

@@ -144,6 +144,8 @@ class CompletionCall:
     stream: bool
     include_usage: bool
     echoed: str
+    model: str | None = None
+    """What the body calls the model; it selects nothing."""
 
     def new_encoder(self, context: AnswerContext) -> CompletionEncoder:
         return CompletionEncoder(context, include_usage=self.include_usage, echoed=self.echoed)
@@ -157,6 +159,7 @@ def parse_completion_call(raw: bytes) -> CompletionCall:
         stream=completion.stream is True,
         include_usage=completion.includes_usage,
         echoed=completion.echoed,
+        model=completion.model,
     )
 
 

@@ -26,6 +26,7 @@ from ..net import OUTPUT_LOST
 from ..net.error_response import client_request_id, new_request_id
 from ..routing.request_scope import RequestScope
 from .request_record import RequestRecord, put_record
+from .request_trace import new_trace
 
 if TYPE_CHECKING:
     from .app import DflashApp
@@ -42,12 +43,15 @@ class RequestConnection(TrioASGIHTTPConnection):
         app = cast("DflashApp", self.app)
         # A base URL with a slash at its end makes paths like /v1//models. The framework would
         # redirect those, with a page of HTML and for POST to no avail.
-        self.scope["path"] = re.sub("//+", "/", self.scope["path"])
+        asked_for = self.scope["path"]
+        self.scope["path"] = re.sub("//+", "/", asked_for)
         record = RequestRecord(
             app.request_totals,
             client_request_id(self.scope["headers"]) or new_request_id(),
             self.scope["method"],
         )
+        if app.traces is not None:
+            record.trace = new_trace(app.traces, self.scope, asked_for, record.began)
         put_record(self.scope, record)
         try:
             async with RequestScope(app.router, observer=record) as scope:

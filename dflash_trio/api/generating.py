@@ -101,6 +101,11 @@ class GenerationCall(Protocol):
     @property
     def stream(self) -> bool: ...
 
+    @property
+    def model(self) -> str | None:
+        """What the body calls the model; it selects nothing."""
+        ...
+
     def new_encoder(self, context: AnswerContext) -> AnswerEncoder: ...
 
 
@@ -134,7 +139,8 @@ class GenerationRoutes:
 
     async def answer(self, call: GenerationCall) -> Response:
         """Reserve, generate, answer. Raises GenerationError for what is known before headers."""
-        scope = request_scope(request)
+        scope, record = request_scope(request), request_record(request)
+        record.asked(call.request, call.model, stream=call.stream)
         reservation = await scope.reserve(call.request)
         patience = trio.current_time() + self._first_byte_patience
         generation = scope.submit()
@@ -152,7 +158,6 @@ class GenerationRoutes:
         headers = {"x-dflash-model": header_text(name), **_route_headers(reservation)}
         load = Load(reservation.prepared, call.request.body_bytes)
         if call.stream:
-            record = request_record(request)
             return await self._stream(generation, reader, encoder, headers, patience, load, record)
         return await self._whole(generation, reader, encoder, headers, load)
 

@@ -59,6 +59,8 @@ class MessagesCall:
 
     request: GenerationRequest
     stream: bool
+    model: str | None = None
+    """What the body calls the model; it selects nothing."""
 
     def new_encoder(self, context: AnswerContext) -> MessagesEncoder:
         return MessagesEncoder(context)
@@ -85,7 +87,7 @@ def parse_messages_call(raw: bytes) -> MessagesCall:
         stop=body.stop_sequences or (),
         constraint=constraint,
     )
-    return MessagesCall(request, stream=body.stream is True)
+    return MessagesCall(request, stream=body.stream is True, model=body.model)
 
 
 def known_fields() -> frozenset[str]:

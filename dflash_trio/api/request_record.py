@@ -15,8 +15,10 @@ from attrs import define, field
 from quart import Request
 
 from ..engine.client import Generation
+from ..generation.request import GenerationRequest
 from ..routing.reservation import Reservation
 from .request_totals import NO_MODEL, Outcome, RequestTotals
+from .request_trace import Asked, RequestTrace
 
 OTHER_ROUTE = "other"
 """Of requests that lead nowhere. What they asked for is the client's to choose, so no label."""
@@ -46,6 +48,8 @@ class RequestRecord:
     request_id: str
     method: str
     began: float = field(factory=trio.current_time)
+    trace: RequestTrace | None = None
+    """``None``: nobody traces."""
     route: str = OTHER_ROUTE
     """As the API's description has it, names of things left open: ``/v1/models/{name}``."""
     status: int | None = None
@@ -62,8 +66,14 @@ class RequestRecord:
 
     # ----------------------------------------------------------- as it happens: RequestObserver
 
+    def waits(self) -> None:
+        if self.trace is not None:
+            self.trace.waiting_since = trio.current_time()
+
     def reserved(self, reservation: Reservation) -> None:
         self.reservation = reservation
+        if self.trace is not None:
+            self.trace.reserved_at = trio.current_time()
         name = reservation.model.name
         self.totals.queue_wait[name].observe(reservation.waited)
         if reservation.fallback is not None:
@@ -73,6 +83,11 @@ class RequestRecord:
         assert self.reservation is not None
         self.first_token_after = trio.current_time() - self.began
         self.totals.first_token[self.reservation.model.name].observe(self.first_token_after)
+
+    def asked(self, request: GenerationRequest, model: str | None, *, stream: bool) -> None:
+        """It is a request to generate. ``model``: what its body calls the model."""
+        if self.trace is not None:
+            self.trace.asked = Asked(request, model, stream)
 
     def response_began(self, status: int, length: int | None) -> None:
         """``length``: of its body in bytes, where that was announced."""
@@ -130,16 +145,39 @@ class RequestRecord:
         level = logging.WARNING if outcome == "failed" else logging.INFO
         if self.route in _POLLED and level == logging.INFO:
             level = logging.DEBUG
+        trace_id = self._trace(outcome, total)
         shown, logged = self.totals.recent.wants(self.route), _stdlib_log.isEnabledFor(level)
         if not (shown or logged):
             return
-        fields = self._fields(outcome, total)
+        fields = self._fields(outcome, total, trace_id)
         if shown:
             self.totals.recent.add(fields)
         if logged:
             _log.log(level, "request", **fields)
 
-    def _fields(self, outcome: Outcome, total: float) -> dict[str, Any]:
+    def _trace(self, outcome: Outcome, total: float) -> str | None:
+        """Hand its spans over, if it has some; the id of its trace. Of what is polled, only what
+        failed and what its client traces is worth any."""
+        trace = self.trace
+        if trace is None:
+            return None
+        polled = self.route in _POLLED and outcome != "failed"
+        if polled and not trace.exporter.has_parent(trace.headers):
+            return None
+        first = self.first_token_after
+        return trace.finish(
+            method=self.method if self.method in _METHODS else "_OTHER",
+            route=self.route if self.route != OTHER_ROUTE else None,
+            status=self.status,
+            outcome=outcome,
+            total=total,
+            request_id=self.request_id,
+            reservation=self.reservation,
+            first_token_at=self.began + first if first is not None else None,
+            sent=self._sent,
+        )
+
+    def _fields(self, outcome: Outcome, total: float, trace_id: str | None) -> dict[str, Any]:
         """What its line and the status say. Nothing in it is the client's but the request's id,
         which is printable and short."""
         reservation = self.reservation
@@ -147,6 +185,7 @@ class RequestRecord:
         finished = generation.finished if generation is not None else None
         return {
             "request_id": self.request_id,
+            "trace_id": trace_id,
             "method": self.method if self.method in _METHODS else OTHER_ROUTE,
             "route": self.route,
             "model": reservation.model.name if reservation is not None else None,

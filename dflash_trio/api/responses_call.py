@@ -162,6 +162,8 @@ class ResponsesCall:
     """The fields of the response that say what was asked for."""
     keeping: Keeping | None = None
     """``None``: nobody could look the answer up."""
+    model: str | None = None
+    """What the body calls the model; it selects nothing."""
 
     def new_encoder(self, context: AnswerContext) -> ResponsesEncoder:
         return ResponsesEncoder(context, self.settings, self.keeping)
@@ -233,6 +235,7 @@ def parse_responses_call(raw: bytes, responses: OwnedResponses | None = None) ->
         stream=fields.stream is True,
         settings=_settings(data, fields),
         keeping=keeping,
+        model=conversation.model,
     )
 
 

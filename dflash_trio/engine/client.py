@@ -53,8 +53,10 @@ class Generation:
     started_decoding: bool = False
     ended: bool = False
     """All its answers finished, or it failed, as far as the engine is concerned."""
-    finished: Finished | None = None
-    """The ending of the answer that ended last; ``None``: none has."""
+    ended_at: float | None = None
+    """When, on trio's clock in seconds; ``None``: it has not."""
+    endings: list[Finished] = field(factory=list)
+    """Of its answers, in the order in which they ended."""
     failed: Failed | None = None
     completion_tokens: int = 0
     """Of its answers that have ended, cancelled ones included."""
@@ -71,6 +73,15 @@ class Generation:
         if not self.ended:
             self._cancel(self.id)
 
+    @property
+    def finished(self) -> Finished | None:
+        """The ending of the answer that ended last; ``None``: none has."""
+        return self.endings[-1] if self.endings else None
+
+    def _end(self) -> None:
+        self.ended = True
+        self.ended_at = trio.current_time()
+
     def deliver(self, event: Event) -> None:
         """Called by the client for each event, in order. After an ending only Retired counts."""
         if self.ended and not isinstance(event, Retired):
@@ -82,13 +93,14 @@ class Generation:
                     if self.on_first_token is not None:
                         self.on_first_token()
             case Finished(usage=usage):
-                self.finished = event
+                self.endings.append(event)
                 self.completion_tokens += usage.completion_tokens
                 self._running -= 1
-                self.ended = not self._running
+                if not self._running:
+                    self._end()
             case Failed():
                 self.failed = event
-                self.ended = True
+                self._end()
             case Retired():
                 self.retired.set()
                 self.settled.set()

@@ -53,6 +53,8 @@ class DrainController:
         self.phase: Phase = "serving"
         self.draining = trio.Event()
         """Set with the first signal."""
+        self.hurried = trio.Event()
+        """Set with the second: nothing is waited for that can be done without."""
         self._router = router
         self._connections = connections
         self._drain_timeout = drain_timeout
@@ -76,6 +78,7 @@ class DrainController:
             if self._drain_timeout is not None:
                 timers.start_soon(self._finalize_and_cut, self._drain_timeout)
         elif received == 2:
+            self.hurried.set()
             timers.start_soon(self._finalize_and_cut, 0)
         else:
             self._exit_now()

@@ -26,6 +26,7 @@ the wait long before, for all but the slowest devices; this is for when even tha
 class RequestObserver(Protocol):
     """Is told of a request's way, on the event loop, as it happens. Must not raise or wait."""
 
+    def waits(self) -> None: ...
     def reserved(self, reservation: Reservation) -> None: ...
     def first_token(self) -> None: ...
 
@@ -86,7 +87,8 @@ class RequestScope:
         if self._closed or self._reservation is not None:
             raise RuntimeError("a scope reserves once, while it is open")
         try:
-            return await self._router.reserve(request, self._adopt)
+            waits = self._observer.waits if self._observer is not None else None
+            return await self._router.reserve(request, self._adopt, waits)
         finally:
             self._drop_body()
 

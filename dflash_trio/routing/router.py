@@ -150,12 +150,14 @@ class Router:
         """Undo :meth:`hold_body`."""
         self._held_body_bytes -= body_bytes
 
-    async def reserve(self, request: GenerationRequest, adopt: Adopt) -> Reservation:
+    async def reserve(
+        self, request: GenerationRequest, adopt: Adopt, on_wait: Callable[[], None] | None = None
+    ) -> Reservation:
         """Hold capacity for a request on the first model that has it; wait if none has.
 
         ``adopt`` is called with the reservation in the same await-free step that makes it: from
         then on its owner must release it, whatever happens to this call. Cancelled while
-        waiting, the request counts no more at once.
+        waiting, the request counts no more at once. ``on_wait`` is called when it becomes a waiter.
 
         Raises InvalidRequest, PromptTooLong, QueueFull, Unhealthy, Loading, Draining.
         """
@@ -186,7 +188,7 @@ class Router:
         reservation = self._take(candidates, offers, None, adopt)
         if reservation is not None:
             return reservation
-        return await self._wait(offers, adopt)
+        return await self._wait(offers, adopt, on_wait)
 
     async def _ask(
         self, model: ServedModel, request: GenerationRequest, earlier: Sequence[Offer]
@@ -229,7 +231,9 @@ class Router:
         finally:
             self._preparing -= 1
 
-    async def _wait(self, offers: Sequence[Offer], adopt: Adopt) -> Reservation:
+    async def _wait(
+        self, offers: Sequence[Offer], adopt: Adopt, on_wait: Callable[[], None] | None
+    ) -> Reservation:
         while len(self._waiters) >= self._queue_limit:
             if not self._somebody_may_go():
                 raise QueueFull(self._queue_limit)
@@ -244,6 +248,8 @@ class Router:
         waiter = Waiter(tuple(offers), trio.current_time())
         self._waiters.append(waiter)
         try:
+            if on_wait is not None:
+                on_wait()
             async with self._condition:
                 while True:
                     self.check_open()

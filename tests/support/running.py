@@ -21,6 +21,7 @@ from dflash_trio.config import ListenerConfig, ModelConfig, ServerConfig
 from dflash_trio.engine.worker import Load
 from dflash_trio.net.listener import bind_listeners
 from dflash_trio.server import Server
+from dflash_trio.traces import Traces
 from tests.support.http_client import PATIENCE, Answer, Exchange, connect, request
 
 CHAT = "/v1/chat/completions"
@@ -114,6 +115,7 @@ def is_idle(status: dict[str, Any]) -> bool:
 async def running(
     *loads: tuple[ModelConfig, Load],
     wait_ready: bool = True,
+    traces: Traces | None = None,
     **listener_fields: Any,
 ) -> AsyncIterator[RunningServer]:
     """Serve scripted models on a free port of this machine until the block ends."""
@@ -124,7 +126,7 @@ async def running(
         listener=listener,
         load_balancing=len(loads) > 1,
     )
-    server = Server(config, bound, list(loads))
+    server = Server(config, bound, list(loads), traces=traces)
     assert bound.port is not None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run)
@@ -219,8 +221,8 @@ def streamed_text(text: str) -> str:
 
 
 def scripted_process(
-    *models: dict[str, Any], **listener: Any
+    *models: dict[str, Any], env: dict[str, str] | None = None, **listener: Any
 ) -> contextlib.AbstractContextManager[ServerProcess]:
     """A real process on scripted engines; see ``scripted_server`` for the fields."""
     specification = json.dumps({"models": models, "listener": listener})
-    return server_process([specification], module="tests.support.scripted_server")
+    return server_process([specification], module="tests.support.scripted_server", env=env)

@@ -1,0 +1,252 @@
+"""Traces around the server's life: when they are on, what a bad collector costs, how they end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from dflash_trio.trace_settings import TraceSettings, read_trace_settings
+from dflash_trio.traces import (
+    FLUSH_BOUND,
+    HURRIED_FLUSH_BOUND,
+    OncePerInterval,
+    Traces,
+    start_traces,
+)
+from tests.support.collector import collector
+from tests.support.running import scripted_process
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+HERE = {ENDPOINT: "http://127.0.0.1:4318"}
+
+
+def closed_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+# ------------------------------------------------------------------------ what is on, and said
+
+
+@pytest.mark.parametrize(
+    ("environ", "endpoint"),
+    [
+        ({}, None),
+        ({ENDPOINT: "  "}, None),
+        (HERE, "http://127.0.0.1:4318"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://c/v1/traces"}, "https://c/v1/traces"),
+        ({ENDPOINT: "https://me:secret@c:1/x?key=secret#s"}, "https://c:1/x"),
+        ({**HERE, "OTEL_SDK_DISABLED": " True "}, None),
+        ({**HERE, "OTEL_TRACES_EXPORTER": "none"}, None),
+        ({**HERE, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http://127.0.0.1:4318"),
+        ({**HERE, "OTEL_METRICS_EXPORTER": "none"}, "http://127.0.0.1:4318"),
+    ],
+)
+def test_an_endpoint_turns_traces_on_and_the_sdks_switches_turn_them_off_without_a_word(
+    environ: dict[str, str], endpoint: str | None
+) -> None:
+    assert read_trace_settings(environ) == TraceSettings(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("environ", "on", "words"),
+    [
+        ({**HERE, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, False, "asks for grpc"),
+        ({**HERE, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"}, False, "http/json"),
+        ({**HERE, "OTEL_TRACES_EXPORTER": "console"}, False, "OTEL_TRACES_EXPORTER names console"),
+        ({**HERE, "OTEL_TRACES_EXPORTER": "console,otlp"}, True, "names console"),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, False, "traces are off without"),
+        ({**HERE, "OTEL_METRICS_EXPORTER": "otlp"}, True, "metrics are not pushed"),
+        ({"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://c"}, False, "the log is not pushed"),
+        ({**HERE, "OTEL_CONFIG_FILE": "x.yaml"}, True, "its file is not read"),
+    ],
+)
+def test_what_is_set_and_not_served_is_said_by_name(
+    environ: dict[str, str], on: bool, words: str
+) -> None:
+    settings = read_trace_settings(environ)
+    assert (settings.endpoint is not None) == on
+    told = "\n".join(settings.warnings)
+    assert words in told
+    assert any(name in told for name in environ)
+
+
+def test_without_the_extra_a_start_says_so_and_serves(tmp_path: Path) -> None:
+    # Before the installed one on the path, and with nothing in it.
+    (tmp_path / "opentelemetry").mkdir()
+    (tmp_path / "opentelemetry" / "__init__.py").touch()
+    env = {**HERE, "PYTHONPATH": str(tmp_path)}
+    with scripted_process({"answer": "yes"}, env=env) as server:
+        trio.run(server.until_ready)
+        assert trio.run(server.chat).status == 200
+    assert f"WARNING {ENDPOINT} is set, but traces are off: OpenTelemetry is not" in server.log
+    assert "dflash-trio[otel]" in server.log
+
+
+def test_a_variable_that_the_sdk_cannot_use_costs_the_traces_and_not_the_start() -> None:
+    env = {**HERE, "OTEL_BSP_MAX_QUEUE_SIZE": "-1"}
+    with scripted_process({"answer": "yes"}, env=env) as server:
+        trio.run(server.until_ready)
+        assert trio.run(server.chat).status == 200
+    assert "WARNING traces are off: max_queue_size must be" in server.log
+
+
+def test_nothing_of_opentelemetry_is_imported_unless_it_is_wanted() -> None:
+    env = {"PYTHONPROFILEIMPORTTIME": "1", ENDPOINT: ""}
+    with scripted_process({"answer": "yes"}, env=env) as server:
+        trio.run(server.until_ready)
+        assert trio.run(server.chat).status == 200
+        server.signal()
+        assert trio.run(server.exit_code) == 0
+    assert "dflash_trio.traces" in server.log
+    assert "opentelemetry" not in server.log
+    assert "google.protobuf" not in server.log
+
+
+def test_what_a_launch_comes_to_names_the_endpoint_and_warns(smollm2: Path) -> None:
+    env = {**HERE, "OTEL_LOGS_EXPORTER": "otlp", "PATH": "/bin:/usr/bin"}
+    command = [sys.executable, "-m", "dflash_trio", str(smollm2), "--check"]
+    said = subprocess.run(command, env=env, capture_output=True, check=True).stdout.decode()
+    assert "  traces    to http://127.0.0.1:4318\n" in said
+    assert "OTEL_LOGS_EXPORTER is set, but the log is not pushed" in said
+    command += ["--log-format", "json"]
+    whole = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+    assert whole["traces"] == "http://127.0.0.1:4318"
+
+
+# -------------------------------------------------------------------------- a bad collector
+
+
+def test_a_collector_that_hangs_slows_no_request_and_no_shutdown_beyond_the_bound() -> None:
+    limits = {"OTEL_BSP_MAX_QUEUE_SIZE": "8", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "4"}
+    with collector(hangs=True) as collected:
+        env = {**collected.environ, **limits}
+        with scripted_process({"answer": "yes"}, env=env) as server:
+            trio.run(server.until_ready)
+
+            async def ask_many() -> None:
+                with trio.fail_after(8):  # less than the exporter's own patience of 10 s
+                    for _ in range(30):
+                        assert (await server.chat()).status == 200
+
+            trio.run(ask_many)
+            assert collected.asked.wait(10)
+            server.signal()
+            # It may take its bound, and not the exporter's patience.
+            assert trio.run(server.exit_code, FLUSH_BOUND + 6) == 0
+    assert "the collector did not take the last spans in time" in server.log
+    assert server.log.count("Queue full") == 1
+    assert "Traceback" not in server.log
+
+
+def test_a_collector_that_is_not_there_is_told_once_and_ends_nothing_late() -> None:
+    env = {ENDPOINT: f"http://127.0.0.1:{closed_port()}", "OTEL_BSP_SCHEDULE_DELAY": "5"}
+    with scripted_process({"answer": "yes"}, env=env) as server:
+        trio.run(server.until_ready)
+        for _ in range(3):
+            assert trio.run(server.chat).status == 200
+            trio.run(server.until_idle)
+        server.signal()
+        assert trio.run(server.exit_code, FLUSH_BOUND + 6) == 0
+    assert server.log.count("encountered while exporting") <= 1
+    assert "Traceback" not in server.log
+
+
+class StuckExporter:
+    """Takes what it gets, and never returns."""
+
+    def __init__(self) -> None:
+        self.stuck = threading.Event()
+        self.end = threading.Event()
+
+    def export(self, _: Any) -> None:
+        self.stuck.set()
+        self.end.wait(30)
+
+    def shutdown(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("hurried", "bound"), [(False, FLUSH_BOUND), (True, HURRIED_FLUSH_BOUND)])
+async def test_the_flush_is_given_up_at_its_bound_which_a_second_signal_shortens(
+    hurried: bool, bound: float, autojump_clock: trio.testing.MockClock
+) -> None:
+    exporter = StuckExporter()
+    traces = Traces(exporter)  # type: ignore[arg-type]
+    with traces._tracer.start_as_current_span("x"):
+        pass
+    signal = trio.Event()
+    if hurried:
+        signal.set()
+    began = trio.current_time()
+    # The clock jumps, since nobody but the thread has anything to do.
+    await traces.flush(signal)
+    assert trio.current_time() - began == pytest.approx(bound)
+    exporter.end.set()
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_what_runs_at_the_shutdown_is_told_to_the_collector_before_the_end(signals: int) -> None:
+    slow = {"answer": "y" * (100 if signals == 1 else 1900), "step_seconds": 0.01}
+    with collector() as collected:
+        # Nothing is sent before the end by itself.
+        env = {**collected.environ, "OTEL_BSP_SCHEDULE_DELAY": "600000"}
+        with scripted_process(slow, env=env) as server:
+            trio.run(server.until_ready)
+
+            async def stream_and_stop() -> None:
+                async with server.held_slot() as exchange:
+                    server.signal()
+                    if signals == 2:
+                        # Two that wait together are one.
+                        while "shutting down" not in server.log:  # noqa: ASYNC110
+                            await trio.sleep(0.005)
+                        server.signal()
+                    assert (await exchange.read_rest()).complete
+                assert await server.exit_code() == 0
+
+            trio.run(stream_and_stop)
+    (span,) = [each for each in collected.servers() if each.name.startswith("POST")]
+    assert span.attributes["dflash.outcome"] == "completed"
+    reasons = span.attributes["gen_ai.response.finish_reasons"]
+    if signals == 1:
+        assert reasons == ["stop"]
+    else:
+        assert reasons == ["length"]
+        assert span.attributes["dflash.ended_by"] == "server_shutdown"
+    assert set(collected.parts(span)) == {"prefill", "decode", "drain"}
+
+
+# ---------------------------------------------------------------------------------- its parts
+
+
+def test_complaints_come_once_in_an_interval() -> None:
+    times = iter([0.0, 1.0, 59.0, 60.0, 61.0])
+    once = OncePerInterval(60.0, lambda: next(times))
+    record = logging.makeLogRecord({})
+    assert [once.filter(record) for _ in range(5)] == [True, False, False, True, False]
+
+
+def test_without_an_endpoint_there_is_nothing_to_start() -> None:
+    assert start_traces(TraceSettings()) is None
+
+
+def test_the_page_names_every_attribute_and_no_other() -> None:
+    root = Path(__file__).parent.parent.parent
+    name = r"((?:http|url|network|error|gen_ai|dflash)\.[a-z_.]+)"
+    said = set(re.findall(rf'"{name}"', (root / "dflash_trio/api/request_trace.py").read_text()))
+    page = set(re.findall(rf"`{name}`", (root / "docs/traces.md").read_text()))
+    assert said == page
+    assert len(said) > 30

@@ -26,7 +26,7 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY dflash_trio ./dflash_trio
 RUN python3 -m venv /opt/dflash \
-    && /opt/dflash/bin/pip install --no-cache-dir .
+    && /opt/dflash/bin/pip install --no-cache-dir '.[otel]'
 
 # ---- what runs
 FROM ${RUN_IMAGE}

@@ -69,6 +69,7 @@ class Traces:
         self._processor = BatchSpanProcessor(exporter or _otlp_exporter())
         self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("dflash_trio", __version__)
+        self._failed = False
         self._propagator: TextMapPropagator = get_global_textmap()
         # Baggage is for those that call others.
         self.headers = frozenset(map(str.lower, self._propagator.fields)) - {"baggage"}
@@ -80,8 +81,22 @@ class Traces:
             bool(headers) and get_current_span(self._context(headers)).get_span_context().is_valid
         )
 
-    def export(self, request: TracedRequest) -> str:
-        """Queue a request's spans, if its trace is sampled; the trace's id."""
+    def export(self, request: TracedRequest) -> str | None:
+        """Queue a request's spans, if its trace is sampled; the trace's id. ``None``: the SDK, or
+        what its variables brought into it, failed."""
+        try:
+            return self._export(request)
+        except Exception as error:
+            self._tell(error)
+            return None
+
+    def _tell(self, error: Exception) -> None:
+        """Once: what fails for one request may well fail for all."""
+        if not self._failed:
+            self._failed = True
+            log.error("a request could not be traced; this is said once", exc_info=error)
+
+    def _export(self, request: TracedRequest) -> str:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -114,7 +129,11 @@ class Traces:
 
         if not headers or len(headers.get("traceparent", ())) > 1:
             return Context()
-        return self._propagator.extract(headers, Context())
+        try:
+            return self._propagator.extract(headers, Context())
+        except Exception as error:
+            self._tell(error)
+            return Context()
 
     async def flush(self, hurried: trio.Event) -> None:
         """Send what is queued and end, within FLUSH_BOUND; what then is not sent is lost. From

@@ -64,8 +64,9 @@ class TraceExporter(Protocol):
         """Whether the headers name a trace."""
         ...
 
-    def export(self, request: TracedRequest) -> str:
-        """Take a request; the id of its trace, whether or not that is sampled."""
+    def export(self, request: TracedRequest) -> str | None:
+        """Take a request; the id of its trace, whether or not that is sampled. ``None``: it has
+        none."""
         ...
 
 
@@ -107,7 +108,7 @@ class RequestTrace:
         reservation: Reservation | None,
         first_token_at: float | None,
         sent: int,
-    ) -> str:
+    ) -> str | None:
         """Hand it over; the id of its trace. ``route``: ``None`` where it led nowhere. ``total``:
         seconds from its arrival to its end; ``sent``: bytes of its answer."""
         ended = self.began + total

@@ -16,6 +16,7 @@ import pytest
 import trio
 import trio.testing
 
+from dflash_trio.api.request_trace import SpanData, TracedRequest
 from dflash_trio.trace_settings import TraceSettings, read_trace_settings
 from dflash_trio.traces import (
     FLUSH_BOUND,
@@ -124,6 +125,18 @@ def test_what_a_launch_comes_to_names_the_endpoint_and_warns(smollm2: Path) -> N
     command += ["--log-format", "json"]
     whole = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
     assert whole["traces"] == "http://127.0.0.1:4318"
+
+
+def test_a_sampler_that_raises_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = Traces(StuckExporter())  # type: ignore[arg-type]
+
+    def raising(*_: Any, **__: Any) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(traces._tracer.sampler, "should_sample", raising)  # type: ignore[attr-defined]
+    request = TracedRequest(SpanData("x", 1, 2, {}), None, {}, tuple)
+    assert traces.export(request) is None
+    trio.run(traces.flush, trio.Event())
 
 
 # -------------------------------------------------------------------------- a bad collector

@@ -67,11 +67,18 @@ class DFlashProvider:
         *,
         on_progress: Callable[[float], None] = lambda _fraction: None,
         stopped: threading.Event | None = None,
+        steady_shapes: bool | None = None,
     ) -> None:
-        """``target``: the native context of the model. Loads; raises as DraftContext does."""
+        """``target``: the native context of the model. Loads; raises as DraftContext does.
+
+        ``steady_shapes``: inject batches of one size, with rows in vain; by default on a GPU. A
+        CUDA graph is replayed for batches of one size and captured anew for another, which takes
+        longer than those rows.
+        """
         self._context = DraftContext(
             spec, on_progress=on_progress, stopped=stopped or threading.Event()
         )
+        self._steady_shapes = not self._context.on_cpu if steady_shapes is None else steady_shapes
         self._inputs: LayerInputs | None = None
         try:
             self._make(target, spec)
@@ -209,23 +216,18 @@ class DFlashProvider:
 
     def _inject_parts(self, rows: Sequence[int], most: int) -> None:
         """The first ``most`` pending tokens of each row, in one batch."""
-        batch, at = self._batch, 0
-        parts: list[tuple[int, int]] = []
-        # A partitioned cache computes rows at once only if they bring equally many tokens. What is
-        # made up for that at the end is cut off again.
-        equal = len(rows) > 1 and not self._context.shares_cells
-        for row in rows:
-            pending = self._rows[row].pending
-            count = min(pending.count, most)
-            length = most if equal else count
-            batch.features[at : at + count] = pending.features[:count]
-            batch.features[at + count : at + length] = 0
-            batch.positions[at : at + length] = np.arange(pending.begin, pending.begin + length)
-            batch.rows[at : at + length] = row
-            parts.append((row, count))
-            at += length
-        fits = self._context.decode(batch.of_features(at))
-        for row, count in parts:
+        counts = [min(self._rows[row].pending.count, most) for row in rows]
+        lengths = counts
+        if len(rows) > 1 and not self._context.shares_cells:
+            # A partitioned cache computes rows at once only if they bring equally many tokens.
+            lengths = [most] * len(rows)
+        block = self._longest + 1
+        steady = self._steady_shapes and most < block and len(rows) * block <= self._batch.capacity
+        fits = self._inject_batch(rows, counts, [block] * len(rows) if steady else lengths)
+        if steady and not fits:
+            # As at the end of the context, or of the cells.
+            steady, fits = False, self._inject_batch(rows, counts, lengths)
+        for row, count, length in zip(rows, counts, lengths, strict=True):
             if not fits:
                 self._forget(row)
                 continue
@@ -234,8 +236,23 @@ class DFlashProvider:
                 state.begin = state.pending.begin
             state.end = state.pending.begin + count
             state.pending.drop_first(count)
-            if equal and count < most:
+            if steady or count < length:
                 self._context.rewind(row, state.end)
+
+    def _inject_batch(
+        self, rows: Sequence[int], counts: Sequence[int], lengths: Sequence[int]
+    ) -> bool:
+        """Of each row the first ``counts`` pending tokens, and what is made up to ``lengths``: that
+        has to be cut off again. False: there are no cells for it."""
+        batch, at = self._batch, 0
+        for row, count, length in zip(rows, counts, lengths, strict=True):
+            pending = self._rows[row].pending
+            batch.features[at : at + count] = pending.features[:count]
+            batch.features[at + count : at + length] = 0
+            batch.positions[at : at + length] = np.arange(pending.begin, pending.begin + length)
+            batch.rows[at : at + length] = row
+            at += length
+        return self._context.decode(batch.of_features(at))
 
     # --------------------------------------------------------------------- what rows hold
 

@@ -65,7 +65,7 @@ class DraftContext:
         self._spec = spec
         self.model: Any = None
         self.native: Any = None
-        self._on_cpu = all(device.is_cpu for device in spec.devices)
+        self.on_cpu = all(device.is_cpu for device in spec.devices)
         params = ModelParams(mmap=spec.mmap, mlock=False)
         params.place(find_devices(spec.devices), gpu_layers=None)
         raised: list[BaseException] = []
@@ -126,7 +126,7 @@ class DraftContext:
         params.swa_full = True  # rows are cut back, also beyond a window
         params.no_perf = True
         params.ctx_other = target
-        if self._on_cpu:
+        if self.on_cpu:
             params.offload_kqv = False
             params.op_offload = False
         with llama_errors() as errors:

@@ -41,7 +41,8 @@ pytestmark = pytest.mark.real
 SLOTS, MAX_CTX, CHUNK = 3, 256, 64
 CPU = (DevicePlacement("cpu", 0),)
 TOKENIZER = tiny_tokenizer()
-KINDS = ["dflash", "dflash2", "dspark", "dspark-behind", "draft-model"]
+STEADY = " in batches of one size, as on a GPU"
+KINDS = ["dflash", "dflash" + STEADY, "dflash2", "dspark", "dspark-behind", "draft-model"]
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,8 @@ def make(runner: LlamaRunner, target: Path, drafts: dict[str, Path]) -> Iterator
 
     def make(kind: str, *, longest: int | None = None) -> Rows:
         close()
+        steady = kind.endswith(STEADY)
+        kind = kind.removesuffix(STEADY)
         pool = 400 if runner.shares_cells else None
         file = check_draft_file(str(drafts[kind]), longest, check_model_file(str(target)))
         size = context_size(trained=2048, slots=SLOTS, max_ctx=MAX_CTX, pool=pool)
@@ -149,7 +152,7 @@ def make(runner: LlamaRunner, target: Path, drafts: dict[str, Path]) -> Iterator
         spec = DraftSpec(file, CPU, context, chunk=CHUNK, threads=1)
         provider: DraftProvider
         if file.is_block_draft:
-            provider = DFlashProvider(runner.context, spec)
+            provider = DFlashProvider(runner.context, spec, steady_shapes=steady)
         else:
             provider = DraftModelProvider(spec, vocabulary_size=runner.vocabulary.size)
         assert provider.kind == file.kind

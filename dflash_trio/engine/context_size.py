@@ -49,16 +49,18 @@ class ContextSize:
         return self.streams * self.stream_cells
 
 
-def context_size(*, trained: int, slots: int, max_ctx: int | None, pool: int | None) -> ContextSize:
+def context_size(
+    *, trained: int, slots: int, max_ctx: int | None, pool: int | None, unified: bool = False
+) -> ContextSize:
     """The context of a block; ``None`` is what the operator left open.
 
     Partitioned where no cells are shared and the pool is every slot's whole context: faster, and
-    what bit-equal answers need.
+    what bit-equal answers need. ``unified``: all sequences share the cells in any case.
     """
     each = max_ctx or min(trained, DEFAULT_MAX_CTX)
     largest = each * slots
     cells = min(pool or largest, largest)
-    return ContextSize(each, cells, slots, partitioned=cells >= largest)
+    return ContextSize(each, cells, slots, partitioned=cells >= largest and not unified)
 
 
 def size_warnings(

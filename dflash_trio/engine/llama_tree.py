@@ -25,9 +25,6 @@ from attrs import define, field, frozen
 from .model_runner import BatchSlice, EngineError
 from .token_tree import check_path, paths_of
 
-MOST_SEQUENCES = 256
-"""Sequence ids that llama.cpp knows."""
-
 
 @define
 class _Path:

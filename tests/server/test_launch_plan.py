@@ -233,6 +233,7 @@ def test_a_draft_that_loads_nothing_is_named_and_takes_nothing(model: str) -> No
         "path": None,
         "device": None,
         "lazy": False,
+        "tree_budget": None,
         "memory": [],
     }
     assert "prompt-lookup, which loads nothing" in render_check(plan)

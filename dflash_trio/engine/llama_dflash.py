@@ -39,7 +39,7 @@ from .llama_draft_abi import (
 from .llama_draft_context import DraftBatch, DraftContext, DraftSpec
 from .llama_features import PendingRows
 from .model_runner import BatchSlice
-from .top_tokens import top_tokens
+from .llama_top_tokens import top_tokens
 
 T = TypeVar("T")
 

@@ -38,8 +38,8 @@ from .llama_draft_abi import (
 )
 from .llama_draft_context import DraftBatch, DraftContext, DraftSpec
 from .llama_features import PendingRows
-from .model_runner import BatchSlice
 from .llama_top_tokens import top_tokens
+from .model_runner import BatchSlice
 
 T = TypeVar("T")
 

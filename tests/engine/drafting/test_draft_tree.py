@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trio.engine.drafting.draft_tree import DraftTree, Ranking, grow
-from dflash_trio.engine.token_tree import paths_of
 from dflash_trio.engine.llama_top_tokens import MARGIN, top_tokens
+from dflash_trio.engine.token_tree import paths_of
 
 
 def ranking(*chances: list[float]) -> Ranking:

@@ -11,7 +11,7 @@ import numpy as np
 MARGIN = 12.0
 """Logits below the largest that are looked at. A token further down has less than a hundred and
 sixty thousandth of the likeliest one's chance; all of them together are left out of the sum that
-makes chances of logits (seen on a draft's rows: far less than a thousandth of it)."""
+makes chances of logits (seen on a draft's rows: 0.3 % of it, and never more than 1 %)."""
 
 
 def top_tokens(row: Any, count: int) -> tuple[list[int], list[float]]:

@@ -22,6 +22,8 @@ EFFORTS: tuple[Effort, ...] = get_args(Effort)
 PROMPT_LOOKUP = "prompt-lookup"
 """The draft that is no file: what followed the same tokens before."""
 
+DDTREE_BUDGET = 22
+
 BACKENDS = ("cuda", "hip", "vulkan", "metal", "sycl", "cpu")
 
 
@@ -168,6 +170,10 @@ class ModelConfig:
     """``None``: the target's."""
     draft_max: int | None = None
     """Tokens drafted at a time; ``None``: what the draft does by itself."""
+    ddtree: bool = False
+    """Guesses are trees: several tokens for a place."""
+    ddtree_budget: int | None = None
+    """Tokens of a tree at most; ``None``: ``DDTREE_BUDGET``."""
     lazy_draft: bool = False
     """The draft is loaded when a request comes, and freed after some idle minutes."""
     on_sigterm: SigtermPolicy | None = None
@@ -186,6 +192,11 @@ class ModelConfig:
     def draft_file(self) -> str | None:
         """The draft's file, if it has one."""
         return None if self.draft == PROMPT_LOOKUP else self.draft
+
+    @property
+    def tree_budget(self) -> int | None:
+        """Tokens of a tree of guesses at most; ``None``: guesses are no trees."""
+        return (self.ddtree_budget or DDTREE_BUDGET) if self.ddtree else None
 
     @property
     def keeps_prefixes(self) -> bool:

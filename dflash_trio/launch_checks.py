@@ -42,9 +42,14 @@ def _places(config: ServerConfig) -> tuple[list[ModelFile], list[Placed]]:
         try:
             files.append(check_model_file(model.path))
             path = model.draft_file
-            drafts.append(
-                None if path is None else check_draft_file(path, model.draft_max, files[-1])
-            )
+            draft = None if path is None else check_draft_file(path, model.draft_max, files[-1])
+            if model.ddtree and draft is not None and not draft.is_block_draft:
+                raise ModelFileError(
+                    f"--ddtree wants a draft that ranks tokens, and {draft.path} is a whole model, "
+                    "which guesses one token after the other: give a DFlash draft, or leave "
+                    "--ddtree out"
+                )
+            drafts.append(draft)
         except ModelFileError as error:
             raise StartupError(f"{model.block_label}: {error}") from error
         _check_template(model)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from .config import PROMPT_LOOKUP, ModelConfig
 from .engine.admission import KVLedger
 from .engine.architecture_options import header_overrides
-from .engine.context_size import context_size, draft_context, verify_tokens
+from .engine.context_size import context_size, draft_context, tree_paths, verify_tokens
 from .engine.disk_cache import DiskCache, FolderError, state_key
 from .engine.drafting.lazy import LazyDraft
 from .engine.drafting.prompt_lookup import LONGEST as PROMPT_LOOKUP_LONGEST
@@ -40,7 +40,7 @@ def load_llama(
     stopped: threading.Event,
 ) -> LoadedModel:
     """Load a block's model with llama.cpp. Runs on its worker's thread."""
-    slots, longest = model.max_concurrency, _longest_draft(model, place)
+    slots, longest = model.max_concurrency, _most_guesses(model, place)
     verified = verify_tokens(slots, longest, on_cpu=place.on_cpu) if longest else 0
     # Of the bar: what is loaded comes in one piece for people.
     share = 1.0
@@ -65,6 +65,7 @@ def load_llama(
         rope_freq_scale=model.rope_freq_scale,
         keeps_prefixes=model.keeps_prefixes,
         draft_outputs=max(0, verified - slots),
+        tree_paths=0 if model.tree_budget is None else tree_paths(slots, verified),
         has_draft=longest > 0,
         layer_split=model.target_layer_split,
         cpu_moe=model.cpu_moe,
@@ -79,6 +80,11 @@ def load_llama(
         spec.warnings.append(
             f"--decode-headroom {model.decode_headroom} leaves no room for the {longest} tokens "
             "that --draft may guess at a time: fewer are guessed"
+        )
+    if model.tree_budget is not None and model.tree_budget >= verified:
+        spec.warnings.append(
+            f"--ddtree-budget {model.tree_budget}: a tree has at most {verified - 1} tokens here, "
+            "since a step that verifies has fewer than 64 on a CPU"
         )
     drafts: DraftProvider | None = None
     try:
@@ -125,14 +131,15 @@ def load_llama(
         store=store,
         drafts=drafts,
         draft_device=None if place.draft is None else str(place.draft.device),
+        tree_budget=model.tree_budget,
         verify_limit=verified,
     )
 
 
-def _longest_draft(model: ModelConfig, place: Placed) -> int:
+def _most_guesses(model: ModelConfig, place: Placed) -> int:
     """Tokens that are guessed in one go; 0 without a draft."""
     if place.draft is not None:
-        return place.draft.file.longest
+        return model.tree_budget or place.draft.file.longest
     if model.draft == PROMPT_LOOKUP:
         return model.draft_max or PROMPT_LOOKUP_LONGEST
     return 0

@@ -116,7 +116,9 @@ def _draft_lines(model: ModelPlan) -> Iterator[str]:
     config, draft = model.config, model.place.draft
     if draft is not None:
         when = ", loaded when a request comes" if config.lazy_draft else ""
-        yield _row("draft", f"{draft.file.path}: {draft.file.kind} on {draft.device}{when}")
+        budget = config.tree_budget
+        trees = "" if budget is None else f", in trees of at most {_count(budget, 'token')}"
+        yield _row("draft", f"{draft.file.path}: {draft.file.kind} on {draft.device}{trees}{when}")
         for device, need in model.draft_memory:
             yield _row("", f"about {need.shown()} on {device}")
     elif config.draft is not None:
@@ -206,6 +208,7 @@ def _draft_json(model: ModelPlan) -> dict[str, Any] | None:
         "path": config.draft_file,
         "device": None if draft is None else str(draft.device),
         "lazy": config.lazy_draft,
+        "tree_budget": config.tree_budget,
         "memory": [_need_json(device, need) for device, need in model.draft_memory],
     }
 

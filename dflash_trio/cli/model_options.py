@@ -142,10 +142,11 @@ _DRAFTING = (
            field="draft_device", help="Where the draft loads."),
     _model("draft-max", takes=integer(1, 256), default="block size - 1, or 16",
            field="draft_max", help="Tokens drafted at a time."),
-    _later("ddtree", takes=None, default="off",
-           help="Draft a tree of continuations instead of one chain."),
-    _later("ddtree-budget", takes=integer(1, 1024), default="22",
-           help="Nodes of a drafted tree."),
+    _model("ddtree", takes=None, default="off", field="ddtree",
+           help="Draft a tree of continuations instead of one chain; all slots share the cells."),
+    # With one more for the sequence itself, what a step on a GPU verifies.
+    _model("ddtree-budget", takes=integer(1, 255), default="22", field="ddtree_budget",
+           help="Nodes of a drafted tree, at most."),
     _model("lazy-draft", takes=None, default="off", field="lazy_draft",
            help="Load the draft when a request comes, and free it after five idle minutes."),
 )

@@ -13,6 +13,8 @@ from dflash_trio.cli.option import Scope
 from dflash_trio.cli.selection import Selection
 from dflash_trio.config import PROMPT_LOOKUP
 
+MOST_SLOTS_WITH_TREES = 240
+"""llama.cpp knows 256 sequences, and a tree's branches are some of them."""
 _PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
 _PEER_BACKENDS = ("cuda", "hip")
 
@@ -99,10 +101,24 @@ def _check_together(values: Values) -> None:
 def _check_draft(values: Values) -> None:
     """Refuse what the options of drafting cannot mean."""
     draft, device = values.get("draft"), values.get("draft-device")
-    for name in ("draft-device", "draft-max", "lazy-draft"):
+    for name in ("draft-device", "draft-max", "ddtree", "lazy-draft"):
         if name in values and draft is None:
             raise values[name].refused("has no draft to be about", "give --draft or leave it out")
+    if "ddtree-budget" in values and "ddtree" not in values:
+        raise values["ddtree-budget"].refused(
+            "has no tree to be about", "give --ddtree or leave it out"
+        )
+    slots = values.get("max-concurrency")
+    if "ddtree" in values and slots is not None and slots.value > MOST_SLOTS_WITH_TREES:
+        raise values["ddtree"].refused(
+            f"has no sequence ids left beside {slots.written}: there are 256 in all",
+            f"lower {slots.spelling} to {MOST_SLOTS_WITH_TREES} or leave it out",
+        )
     if draft is not None and draft.value == PROMPT_LOOKUP:
+        if "ddtree" in values:
+            raise values["ddtree"].refused(
+                f"has no meaning with {draft.written}, which knows one continuation", "leave it out"
+            )
         for name in ("draft-device", "lazy-draft"):
             if name in values:
                 raise values[name].refused(

@@ -37,15 +37,15 @@ class CellNeeds:
             return True
         return self._ledger.extend(hold, max(shortfall, self.headroom(sequence))) >= shortfall
 
-    def spare(self, sequence: Sequence) -> int:
-        """Tokens after its next one that a decoding sequence has cells for already, and could
-        say."""
+    def spare(self, sequence: Sequence) -> tuple[int, int]:
+        """Tokens after its next one that a decoding sequence has cells for already and could say,
+        and those cells."""
         hold, prepared = sequence.hold, sequence.prepared
         # Answers of one generation have a promise in common.
         answers = 1 if prepared.n == 1 else len(self._answers(sequence.generation_id))
         cells = (hold.cells - self.needed(sequence)) // answers
         room = self._ledger.room - sequence.length - 1
-        return min(cells, room, prepared.max_tokens - sequence.generated - 1)
+        return min(cells, room, prepared.max_tokens - sequence.generated - 1), cells
 
     def resume(self, sequence: Sequence, spare: int) -> bool:
         """Promise a paused generation its cells again, if ``spare`` would be left."""

@@ -13,6 +13,8 @@ LARGEST_MICROBATCH = 512
 LARGEST_CPU_VERIFY = 63
 """From 64 tokens on a CPU computes in another way, and answers would depend on it."""
 LARGEST_GPU_VERIFY = 256
+LARGEST_SEQUENCES = 256
+"""Sequence ids that llama.cpp knows in a context."""
 LARGEST_DRAFT_BATCH = 256
 SMALLEST_DRAFT_BATCH = 64
 """What the target's layers had for a prompt goes into a draft by as many tokens."""
@@ -49,16 +51,18 @@ class ContextSize:
         return self.streams * self.stream_cells
 
 
-def context_size(*, trained: int, slots: int, max_ctx: int | None, pool: int | None) -> ContextSize:
+def context_size(
+    *, trained: int, slots: int, max_ctx: int | None, pool: int | None, unified: bool = False
+) -> ContextSize:
     """The context of a block; ``None`` is what the operator left open.
 
     Partitioned where no cells are shared and the pool is every slot's whole context: faster, and
-    what bit-equal answers need.
+    what bit-equal answers need. ``unified``: all sequences share the cells in any case.
     """
     each = max_ctx or min(trained, DEFAULT_MAX_CTX)
     largest = each * slots
     cells = min(pool or largest, largest)
-    return ContextSize(each, cells, slots, partitioned=cells >= largest)
+    return ContextSize(each, cells, slots, partitioned=cells >= largest and not unified)
 
 
 def size_warnings(
@@ -93,16 +97,24 @@ def microbatch(chunk: int, slots: int) -> int:
 
 
 def verify_tokens(slots: int, longest: int, *, on_cpu: bool) -> int:
-    """Tokens that a batch with guesses may have, at most ``longest`` of them for each sequence.
+    """Tokens that a batch with guesses may have, at most ``longest`` guesses for each sequence.
     With more sequences than that under way, there are none."""
     most = LARGEST_CPU_VERIFY if on_cpu else LARGEST_GPU_VERIFY
     return min(slots * (1 + longest), most)
 
 
+def tree_paths(slots: int, verified: int) -> int:
+    """Leaves of a batch's trees, beside one for each sequence, where a batch with guesses has so
+    many tokens."""
+    return max(0, min(LARGEST_SEQUENCES - slots, verified - slots))
+
+
 def draft_context(target: ContextSize, spare: int) -> ContextSize:
-    """A draft's cache: laid out as its target's, with ``spare`` more cells for each sequence."""
+    """A draft's cache: laid out as its target's would be without trees, with ``spare`` more cells
+    for each sequence."""
     pool = target.pool + target.slots * spare
-    return ContextSize(target.max_ctx + spare, pool, target.slots, target.partitioned)
+    partitioned = target.pool >= target.slots * target.max_ctx
+    return ContextSize(target.max_ctx + spare, pool, target.slots, partitioned)
 
 
 def draft_batch(slots: int, block: int) -> int:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from .cell_needs import CellNeeds
+from .drafting.draft_tree import DraftTree
 from .drafting.drafter import Drafter
 from .drafting.provider import Wanted
 from .model_runner import BatchSlice
 from .prefill_shares import Planned
-from .sequence import Sequence
 
 
-def add_proposals(
-    planned: list[Planned], drafter: Drafter, spare: Callable[[Sequence], int]
-) -> None:
-    """Let guesses follow in a batch of decoding sequences. ``spare``: how many tokens after its
-    next one a sequence may have, without taking anything from anybody."""
+def add_proposals(planned: list[Planned], drafter: Drafter, needs: CellNeeds) -> None:
+    """Let guesses follow in a batch of decoding sequences, without taking anything from anybody."""
     records = [item.sequence.drafts for item in planned]
     longest = drafter.choose(records)
     if not longest:
@@ -23,13 +19,17 @@ def add_proposals(
     wanted: list[Wanted | None] = []
     for item, record in zip(planned, records, strict=True):
         assert record is not None
-        limit = min(longest, spare(item.sequence))
-        wanted.append(Wanted(item.slice.seq_id, record.tokens, limit) if limit > 0 else None)
+        spare, cells = needs.spare(item.sequence)
+        row, tokens = item.slice.seq_id, record.tokens
+        wanted.append(drafter.want(row, tokens, longest, spare, cells) if spare > 0 else None)
     for place, proposals in enumerate(drafter.propose(wanted, records)):
         if proposals:
             plain = planned[place].slice
+            parents = None
+            if isinstance(proposals, DraftTree):
+                parents, proposals = (-1, *proposals.parents), proposals.tokens
             tokens = (plain.tokens[0], *proposals)
-            guessed = BatchSlice(plain.seq_id, plain.position, tokens, len(tokens))
+            guessed = BatchSlice(plain.seq_id, plain.position, tokens, len(tokens), parents)
             planned[place] = Planned(planned[place].sequence, guessed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Before numpy, for the reason given in llama_runner.
@@ -11,6 +11,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from .model_runner import BatchSlice, EngineError
+from .token_tree import depths_of
 
 
 class LlamaBatch:
@@ -21,12 +22,15 @@ class LlamaBatch:
         self._token = np.zeros(capacity, dtype=np.int32)
         self._pos = np.zeros(capacity, dtype=np.int32)
         self._seq = np.zeros(capacity, dtype=np.int32)
-        self._one = np.ones(capacity, dtype=np.int32)
+        self._ids = np.ones(capacity, dtype=np.int32)
         self._output = np.zeros(capacity, dtype=np.int8)
-        # seq_id is an array of pointers, each to the one id of its token.
-        self._seq_pointers = (
+        # seq_id is an array of pointers, each to the ids of its token: but in trees, to its one.
+        self._one_each = (
             self._seq.ctypes.data + np.arange(capacity, dtype=np.uint64) * self._seq.itemsize
         ).astype(np.uint64)
+        self._seq_pointers = self._one_each.copy()
+        # The rows that are in trees, and their ids.
+        self._trees: list[tuple[int, int, Any]] = []
         # Of each output, as the slices count them: its token's row, and its place among them all.
         self._rows: list[int] = []
         self._places: list[int] = []
@@ -39,7 +43,7 @@ class LlamaBatch:
             token=pointer(self._token, llama.llama_token),
             embd=None,
             pos=pointer(self._pos, llama.llama_pos),
-            n_seq_id=pointer(self._one, ctypes.c_int32),
+            n_seq_id=pointer(self._ids, ctypes.c_int32),
             seq_id=pointer(self._seq_pointers, ctypes.POINTER(llama.llama_seq_id)),
             logits=pointer(self._output, ctypes.c_int8),
         )
@@ -49,14 +53,25 @@ class LlamaBatch:
         """Tokens."""
         return int(self.native.n_tokens)
 
-    def fill(self, slices: Sequence[BatchSlice]) -> None:
+    @property
+    def has_trees(self) -> bool:
+        return bool(self._trees)
+
+    def fill(
+        self, slices: Sequence[BatchSlice], ids: Mapping[int, Sequence[Sequence[int]]] | None = None
+    ) -> None:
         """Replace what it holds. Raises EngineError for slices that are empty or too many.
+        ``ids``: of slices that are trees, by their indexes, the sequence ids of each token.
 
         The tokens lie in the order of their sequences' ids, whatever the slices' order is: a
         partitioned cache computes a run of ids at once and everything else one after the other
         (measured: a step of 16 sequences in any order took seven times as long), and outputs
         that are out of order are copied into it.
         """
+        for begin, end, _ in self._trees:
+            self._ids[begin:end] = 1
+            self._seq_pointers[begin:end] = self._one_each[begin:end]
+        self._trees.clear()
         at = place = 0
         firsts = []
         outputs = 0
@@ -81,6 +96,8 @@ class LlamaBatch:
                 self._pos[at:end] = np.arange(item.position, item.position + end - at)
                 self._seq[at:end] = item.seq_id
                 self._output[at:end] = 0
+            if ids and index in ids:
+                self._fill_tree(item, ids[index], at)
             if item.outputs == 1:
                 self._output[end - 1] = 1
                 self._rows[firsts[index]] = end - 1
@@ -95,6 +112,18 @@ class LlamaBatch:
                 place += item.outputs
             at = end
         self.native.n_tokens = at
+
+    def _fill_tree(self, item: BatchSlice, ids: Sequence[Sequence[int]], at: int) -> None:
+        """Positions and ids of a tree's tokens, from row ``at`` on."""
+        assert item.parents is not None
+        end = at + len(item.tokens)
+        self._pos[at:end] = item.position + np.array(depths_of(item.parents), dtype=np.int32)
+        counts = np.array([len(each) for each in ids], dtype=np.int32)
+        flat = np.array([seq_id for each in ids for seq_id in each], dtype=np.int32)
+        firsts = (np.cumsum(counts) - counts).astype(np.uint64)
+        self._ids[at:end] = counts
+        self._seq_pointers[at:end] = flat.ctypes.data + firsts * flat.itemsize
+        self._trees.append((at, end, flat))
 
     def _fill_outputs(self, first: int, count: int, end: int, place: int) -> None:
         """Want those of the ``count`` tokens before row ``end``."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 # Before numpy, for the reason given in llama_runner.
 import llama_cpp.llama_cpp as llama
@@ -26,6 +26,7 @@ import numpy as np
 from attrs import define
 
 from .context_size import MOST_PENDING_BYTES, draft_batch
+from .drafting.draft_tree import Ranking
 from .drafting.provider import Wanted
 from .llama_batch import batch_rows
 from .llama_draft_abi import (
@@ -37,8 +38,13 @@ from .llama_draft_abi import (
 )
 from .llama_draft_context import DraftBatch, DraftContext, DraftSpec
 from .llama_features import PendingRows
+from .llama_top_tokens import top_tokens
 from .model_runner import BatchSlice
 
+T = TypeVar("T")
+
+ALTERNATIVES = 8
+"""Tokens at each place that a tree is made of."""
 DRAFTS_AWAY = 256
 """Steps without a guess, after which nobody is expected to ask for one soon."""
 
@@ -126,8 +132,23 @@ class DFlashProvider:
     # -------------------------------------------------------------------------- proposing
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        read = self._walk_lattice if self._candidates else self._likeliest
+        blocks = self._draft(wanted, read)
+        return [
+            [] if tokens is None else tokens[: each.limit]
+            for tokens, each in zip(blocks, wanted, strict=True)
+        ]
+
+    def rank(self, wanted: Sequence[Wanted]) -> list[Ranking | None]:
+        return self._draft(wanted, self._rank_lattice if self._candidates else self._rank_logits)
+
+    def _draft(
+        self, wanted: Sequence[Wanted], read: Callable[[int, int], list[T]]
+    ) -> list[T | None]:
+        """What ``read`` makes of each one's block; it is told the tokens of all blocks, and of one.
+        ``None``: the draft does not know enough of it."""
         self._steps_unasked = 0
-        guesses: list[list[int]] = [[] for _ in wanted]
+        guesses: list[T | None] = [None for _ in wanted]
         ready = [
             index
             for index, each in enumerate(wanted)
@@ -145,12 +166,15 @@ class DFlashProvider:
         at_once = max(1, self._batch.capacity // block) if block else 1
         for begin in range(0, len(ready), at_once):
             some = ready[begin : begin + at_once]
-            found = self._decode_blocks([wanted[index] for index in some], block)
-            for index, tokens in zip(some, found, strict=True):
-                guesses[index] = tokens[: wanted[index].limit]
+            found = self._decode_blocks([wanted[index] for index in some], block, read)
+            for index, guess in zip(some, found, strict=False):
+                guesses[index] = guess
         return guesses
 
-    def _decode_blocks(self, wanted: Sequence[Wanted], block: int) -> list[list[int]]:
+    def _decode_blocks(
+        self, wanted: Sequence[Wanted], block: int, read: Callable[[int, int], list[T]]
+    ) -> list[T]:
+        """Empty: there are no cells for the blocks."""
         batch, count = self._batch, len(wanted) * block
         tokens = batch.tokens[:count].reshape(-1, block)
         tokens[:] = self._mask
@@ -161,27 +185,54 @@ class DFlashProvider:
         # All or none: of a graph that computes logits for every token, llama.cpp copies as many
         # rows as there are outputs, from the first one on.
         batch.outputs[:count] = 0 if self._candidates else 1
-        if not self._context.decode(batch.of_tokens(count)):
-            self._forget_after(wanted)
-            return [[] for _ in wanted]
-        if self._candidates:
-            found = self._walk_lattice(count, block)
-        else:
-            logits = self._context.logits(count)
-            # A block at a time: of a part of all rows numpy would make a copy first.
-            found = [
-                logits[at + self._skipped : at + block].argmax(axis=1).tolist()
-                for at in range(0, count, block)
-            ]
+        found = read(count, block) if self._context.decode(batch.of_tokens(count)) else []
         self._forget_after(wanted)
         return found
+
+    def _likeliest(self, count: int, block: int) -> list[list[int]]:
+        """At each place the token with the largest logit."""
+        logits = self._context.logits(count)
+        # A block at a time: of a part of all rows numpy would make a copy first.
+        return [
+            logits[at + self._skipped : at + block].argmax(axis=1).tolist()
+            for at in range(0, count, block)
+        ]
+
+    def _rank_logits(self, count: int, block: int) -> list[Ranking]:
+        """At each place the likeliest tokens, whatever comes before. A DSpark's, whose logits are
+        corrected by its own best guess before, are taken to hold for others there, too."""
+        logits = self._context.logits(count)
+        ranked = []
+        for begin in range(0, count, block):
+            places = [
+                top_tokens(logits[at], ALTERNATIVES)
+                for at in range(begin + self._skipped, begin + block)
+            ]
+            ranked.append(Ranking([tokens for tokens, _ in places], [[ps] for _, ps in places]))
+        return ranked
+
+    def _rank_lattice(self, count: int, block: int) -> list[Ranking]:
+        """A selector's candidates at each place, with its scores as logits: of each after each."""
+        top, ranked = self._candidates, []
+        for rows in self._lattice(count, block):
+            scores = rows[1:, top : top + top * top].reshape(-1, top, top).astype(np.float64)
+            scores -= scores.max(axis=2, keepdims=True)
+            scores -= np.log(np.exp(scores).sum(axis=2, keepdims=True))
+            chances = scores.tolist()
+            # Before the first place stands the last token, as the first of its candidates.
+            del chances[0][1:]
+            ranked.append(Ranking(rows[1:, :top].astype(np.int64).tolist(), chances))
+        return ranked
+
+    def _lattice(self, count: int, block: int) -> Any:
+        """float32[blocks, block, width]"""
+        lattice = read_lattice(self._context.native, count, self._width)
+        return lattice.reshape(-1, block, self._width)
 
     def _walk_lattice(self, count: int, block: int) -> list[list[int]]:
         """The greedy walk: at each position the best successor of the candidate chosen before."""
         top = self._candidates
-        rows = read_lattice(self._context.native, count, self._width).reshape(
-            -1, block, self._width
-        )
+        rows = self._lattice(count, block)
         chosen = np.zeros(len(rows), dtype=np.int64)
         each = np.arange(len(rows))
         walked = np.empty((len(rows), block - 1), dtype=np.int64)
@@ -257,21 +308,44 @@ class DFlashProvider:
     # --------------------------------------------------------------------- what rows hold
 
     def observe(self, batch: Sequence[BatchSlice], kept: Sequence[int]) -> None:
+        self._observe(
+            batch,
+            [
+                slice(begin, begin + count)
+                for begin, count in zip(batch_rows(batch), kept, strict=True)
+            ],
+            kept,
+        )
+
+    def observe_trees(self, batch: Sequence[BatchSlice], paths: Sequence[Sequence[int]]) -> None:
+        self._observe(
+            batch,
+            [
+                [begin + place for place in path]
+                for begin, path in zip(batch_rows(batch), paths, strict=True)
+            ],
+            [len(path) for path in paths],
+        )
+
+    def _observe(
+        self, batch: Sequence[BatchSlice], rows: Sequence[slice | list[int]], kept: Sequence[int]
+    ) -> None:
+        """``rows``: of each slice, those of the batch that stay, and how many they are."""
         assert self._inputs is not None
         self._steps_unasked += 1
         self._inputs.read()
-        for item, count, begin in zip(batch, kept, batch_rows(batch), strict=True):
+        for item, count, some in zip(batch, kept, rows, strict=True):
             if count:
-                self._append(item.seq_id, item.position, begin, count)
+                self._append(item.seq_id, item.position, some, count)
         self._keep_within_bounds()
 
-    def _append(self, row: int, position: int, begin: int, count: int) -> None:
+    def _append(self, row: int, position: int, some: slice | list[int], count: int) -> None:
         assert self._inputs is not None
         state = self._rows[row]
         if position != state.known:
             # The draft's cache knows consecutive positions only: what comes before a gap is lost.
             self._forget(row)
-        self._inputs.copy_rows(begin, state.pending.extend(position, count))
+        self._inputs.copy_rows(some, state.pending.extend(position, count))
         state.known = position + count
 
     @property

@@ -74,12 +74,12 @@ class LayerInputs:
             self._arrays[address] = array
         return array
 
-    def copy_rows(self, begin: int, into: Any) -> None:
-        """Fill float32[tokens, row_values] with those of the batch's tokens from ``begin`` on."""
+    def copy_rows(self, rows: slice | list[int], into: Any) -> None:
+        """Fill float32[tokens, row_values] with those of the batch's tokens in these rows."""
         count = len(into)
         parts = into.reshape(count, len(self._views), self._width)
         for number, view in enumerate(self._views):
-            parts[:, number] = view[begin : begin + count]
+            parts[:, number] = view[rows]
 
     def close(self) -> None:
         """Idempotent."""

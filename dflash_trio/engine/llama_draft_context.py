@@ -21,14 +21,8 @@ from ..config import DevicePlacement, FlashAttention
 from .context_size import ContextSize
 from .draft_file import DraftFile
 from .llama_abi import llama_errors
-from .llama_model_params import ModelParams, find_devices
+from .llama_model_params import FLASH_ATTENTION, ModelParams, find_devices
 from .model_runner import EngineError, LoadingStopped, ModelLoadError
-
-_FLASH_ATTENTION: dict[FlashAttention, int] = {
-    "auto": llama.LLAMA_FLASH_ATTN_TYPE_AUTO,
-    "on": llama.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-    "off": llama.LLAMA_FLASH_ATTN_TYPE_DISABLED,
-}
 
 
 @frozen
@@ -122,7 +116,7 @@ class DraftContext:
         params.n_ubatch = microbatch
         params.n_outputs_max = outputs
         params.n_threads = params.n_threads_batch = spec.threads
-        params.flash_attn_type = _FLASH_ATTENTION[spec.flash_attn]
+        params.flash_attn_type = FLASH_ATTENTION[spec.flash_attn]
         params.swa_full = True  # rows are cut back, also beyond a window
         params.no_perf = True
         params.ctx_other = target

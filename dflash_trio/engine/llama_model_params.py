@@ -8,13 +8,30 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
-from ..config import DevicePlacement
+from ..config import CacheType, DevicePlacement, FlashAttention
 from .llama_abi import BackendDevice, cpu_buffer_type, gpu_devices
 from .model_runner import ModelLoadError
 from .model_shape import EXPERT_TENSORS
 from .placement import missing_device
 
 ALL_LAYERS = 9999
+
+CACHE_TYPES: dict[CacheType, int] = {
+    "f32": llama.GGML_TYPE_F32,
+    "f16": llama.GGML_TYPE_F16,
+    "bf16": 30,  # GGML_TYPE_BF16, which the bindings do not name
+    "q8_0": llama.GGML_TYPE_Q8_0,
+    "q4_0": llama.GGML_TYPE_Q4_0,
+    "q4_1": llama.GGML_TYPE_Q4_1,
+    "iq4_nl": llama.GGML_TYPE_IQ4_NL,
+    "q5_0": llama.GGML_TYPE_Q5_0,
+    "q5_1": llama.GGML_TYPE_Q5_1,
+}
+FLASH_ATTENTION: dict[FlashAttention, int] = {
+    "auto": llama.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": llama.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": llama.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
 
 _LOAD_MODES: dict[tuple[bool, bool], int] = {
     (False, False): llama.LLAMA_LOAD_MODE_NONE,

@@ -32,8 +32,9 @@ from .llama_abi import (
     silence_llama_log,
 )
 from .llama_batch import LlamaBatch
-from .llama_model_params import ModelParams, find_devices
+from .llama_model_params import CACHE_TYPES, FLASH_ATTENTION, ModelParams, find_devices
 from .llama_sampler import ChainSampler, GreedySampler, SamplingThreads
+from .llama_tree import TreePaths
 from .llama_vocabulary import LlamaVocabulary
 from .model_runner import (
     BatchSlice,
@@ -45,23 +46,6 @@ from .model_runner import (
     TokenSampler,
 )
 from .pace import Pace, prompt_tokens
-
-_CACHE_TYPES: dict[CacheType, int] = {
-    "f32": llama.GGML_TYPE_F32,
-    "f16": llama.GGML_TYPE_F16,
-    "bf16": 30,  # GGML_TYPE_BF16, which the bindings do not name
-    "q8_0": llama.GGML_TYPE_Q8_0,
-    "q4_0": llama.GGML_TYPE_Q4_0,
-    "q4_1": llama.GGML_TYPE_Q4_1,
-    "iq4_nl": llama.GGML_TYPE_IQ4_NL,
-    "q5_0": llama.GGML_TYPE_Q5_0,
-    "q5_1": llama.GGML_TYPE_Q5_1,
-}
-_FLASH_ATTENTION: dict[FlashAttention, int] = {
-    "auto": llama.LLAMA_FLASH_ATTN_TYPE_AUTO,
-    "on": llama.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-    "off": llama.LLAMA_FLASH_ATTN_TYPE_DISABLED,
-}
 
 
 @frozen
@@ -90,6 +74,9 @@ class LlamaSpec:
     """Tokens are guessed, and taken back where they were guessed wrong."""
     draft_outputs: int = 0
     """Tokens of a batch, beside one for each slot, that are guesses; each has an output."""
+    tree_paths: int = 0
+    """Leaves of a batch's trees, beside one for each slot: at most ``draft_outputs``, and 256 with
+    the slots. More than 0: all sequences share the cells."""
     layer_split: tuple[float, ...] = ()
     """The devices' shares of the layers; empty: even ones."""
     cpu_moe: bool = False
@@ -183,7 +170,11 @@ class LlamaRunner:
         self._vocabulary = LlamaVocabulary(self._model)
         trained = llama.llama_model_n_ctx_train(self._model)
         self._size = context_size(
-            trained=trained, slots=spec.slots, max_ctx=spec.max_ctx, pool=spec.pool
+            trained=trained,
+            slots=spec.slots,
+            max_ctx=spec.max_ctx,
+            pool=spec.pool,
+            unified=spec.tree_paths > 0,
         )
         self.max_ctx, self.pool = self._size.max_ctx, self._size.pool
         spec.warnings.extend(
@@ -212,16 +203,16 @@ class LlamaRunner:
         params = llama.llama_context_default_params()
         self.shares_cells = not self._size.partitioned
         batch = spec.chunk + spec.slots + spec.draft_outputs
-        params.n_seq_max = spec.slots
+        params.n_seq_max = spec.slots + spec.tree_paths
         params.kv_unified = self.shares_cells
         params.n_ctx = self._size.cells
         params.n_batch = batch
         params.n_ubatch = microbatch(spec.chunk, spec.slots + spec.draft_outputs)
         params.n_outputs_max = spec.slots + spec.draft_outputs
         params.n_threads = params.n_threads_batch = spec.threads
-        params.type_k = _CACHE_TYPES[spec.cache_type_k]
-        params.type_v = _CACHE_TYPES[spec.cache_type_v]
-        params.flash_attn_type = _FLASH_ATTENTION[spec.flash_attn]
+        params.type_k = CACHE_TYPES[spec.cache_type_k]
+        params.type_v = CACHE_TYPES[spec.cache_type_v]
+        params.flash_attn_type = FLASH_ATTENTION[spec.flash_attn]
         params.rope_freq_base = spec.rope_freq_base or 0.0
         params.rope_freq_scale = spec.rope_freq_scale or 0.0
         # A sliding window that remembers everything, where prompts go on from earlier ones, or
@@ -244,6 +235,7 @@ class LlamaRunner:
                 "lower --max-ctx, --max-concurrency or --kv-pool-tokens"
             )
         self._memory = llama.llama_get_memory(self.context)
+        self._trees = TreePaths(self._memory, spec.slots, spec.tree_paths)
         # With layers on the CPU the call itself computes, and there is nothing to wait for.
         self.launches_ahead = not on_cpu and self.info.gpu_layers > llama.llama_model_n_layer(
             self._model
@@ -299,7 +291,8 @@ class LlamaRunner:
     def decode(
         self, batch: Sequence[BatchSlice], launched: Callable[[], None] = lambda: None
     ) -> DecodeOutcome:
-        self._batch.fill(batch)
+        trees = self.tree_paths and any(item.parents is not None for item in batch)
+        self._batch.fill(batch, self._trees.prepare(batch) if trees else None)
         self._logits = self._likeliest = None
         begin = perf_counter()
         code = llama.llama_decode(self.context, self._batch.native)
@@ -311,6 +304,7 @@ class LlamaRunner:
             llama.llama_synchronize(self.context)
             self._pace.computed(prompt_tokens(batch), perf_counter() - begin)
             return DecodeOutcome.DONE
+        self._trees.failed(partly=code != 1)
         if code == 1:
             return DecodeOutcome.NO_CELLS
         if code == 2:
@@ -330,6 +324,8 @@ class LlamaRunner:
     def likeliest(self, output: int) -> int:
         """The token with the largest logit. Looked for in all outputs at once, when the first of
         them is asked for."""
+        if self._batch.has_trees:  # most branches are never looked at
+            return int(self._all_logits()[self._batch.place(output)].argmax())
         if self._likeliest is None:
             self._likeliest = self._all_logits().argmax(axis=1)
         return int(self._likeliest[self._batch.place(output)])
@@ -400,7 +396,22 @@ class LlamaRunner:
     def sequence_length(self, seq_id: int) -> int:
         return int(llama.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
 
+    @property
+    def tree_paths(self) -> int:
+        return self._trees.count
+
+    @property
+    def paths_held(self) -> int:
+        return self._trees.held
+
+    def keep_path(self, seq_id: int, path: Sequence[int]) -> None:
+        self._trees.keep(seq_id, path)
+
+    def forget_paths(self, seq_id: int) -> None:
+        self._trees.release(seq_id)
+
     def rewind(self, seq_id: int, length: int) -> None:
+        self._trees.rewind(seq_id, length)
         if not llama.llama_memory_seq_rm(self._memory, seq_id, length, -1):
             raise EngineError(f"the KV cache refused to rewind sequence {seq_id} to {length}")
 

@@ -55,12 +55,18 @@ class BatchSlice:
 
     Outputs are counted through the batch, in the order of its slices: those of the first slice
     are 0, 1, ..., and those of the next go on from there.
+
+    With ``parents`` the tokens are a tree instead: ``tokens[i]`` follows ``tokens[parents[i]]``, a
+    place before its own, and sees no other branch; -1 for the first, which is at ``position``.
+    Each has an output. After the step nothing may be done to the sequence but
+    :meth:`CacheRows.keep_path`, or a rewind to the root's position at most.
     """
 
     seq_id: int
     position: int
     tokens: Sequence[int]
     outputs: int
+    parents: Sequence[int] | None = None
 
 
 class DecodeOutcome(Enum):
@@ -188,6 +194,20 @@ class CacheRows(Protocol):
         """Drop a sequence's cells from position ``length`` on. 0 frees it."""
         ...
 
+    def keep_path(self, seq_id: int, path: Sequence[int]) -> None:
+        """Of the tree that the last batch had for a sequence, keep the tokens at these places, from
+        the root on, each the next one's parent; the cells of all others are free again."""
+        ...
+
+    def forget_paths(self, seq_id: int) -> None:
+        """No tree is wanted for a sequence soon: give back what is kept ready for it."""
+        ...
+
+    @property
+    def paths_held(self) -> int:
+        """What is kept ready for trees, in paths; 0 where nobody decodes."""
+        ...
+
 
 class ModelRunner(CacheRows, Protocol):
     """A model with a KV cache of ``slots`` sequences, ids 0 .. slots - 1."""
@@ -199,6 +219,12 @@ class ModelRunner(CacheRows, Protocol):
     def rewinds_freely(self) -> bool:
         """What a sequence got in the last batch can be rewound again, to any length. False for
         models with a state instead of cells: they can only go on."""
+        ...
+
+    @property
+    def tree_paths(self) -> int:
+        """Leaves that the trees of a batch may have in all, beside one for each; 0: it takes no
+        trees."""
         ...
 
     @property

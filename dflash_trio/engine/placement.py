@@ -235,6 +235,7 @@ def demand_of(
     outputs = slots
     if model.draft is not None:
         longest = draft.longest if draft is not None else model.draft_max or DEFAULT_LONGEST
+        longest = model.tree_budget or longest
         outputs = max(slots, verify_tokens(slots, longest, on_cpu=not gpus))
     return Demand(
         shape=file.shape,
@@ -243,6 +244,7 @@ def demand_of(
             slots=slots,
             max_ctx=model.max_ctx,
             pool=model.kv_pool_tokens,
+            unified=model.tree_budget is not None,
         ),
         microbatch=microbatch(model.chunk, outputs),
         outputs=outputs,

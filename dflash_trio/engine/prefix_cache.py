@@ -240,6 +240,7 @@ class PrefixCache:
         """A running row is not used any more. ``tokens``: what it should hold, computed to the
         end; more, as an aborted step may leave there, is dropped."""
         self._running.discard(row)
+        self._runner.forget_paths(row)
         if row in self._tree:
             self._tree.remove(row)
         wanted = keep and tokens and self._prefixes
@@ -380,5 +381,7 @@ class PrefixCache:
         }
         if wrong:
             raise EngineError(f"KV cells leaked while idle: {wrong}")
+        if self._runner.paths_held:
+            raise EngineError(f"{self._runner.paths_held} paths of trees leaked while idle")
         if len(self._empty) + len(self._idle) != self._slots:
             raise EngineError("a sequence row leaked while idle")

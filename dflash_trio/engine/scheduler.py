@@ -217,7 +217,7 @@ class Scheduler:
                     Planned(sequence, BatchSlice(sequence.seq_id, sequence.computed, token, 1))
                 )
         if self._drafter is not None and planned and not prefilling:
-            add_proposals(planned, self._drafter, self._needs.spare)
+            add_proposals(planned, self._drafter, self._needs)
         for sequence, share in prefill_shares(prefilling, self._chunk):
             assert sequence.seq_id is not None
             begin, end = sequence.computed, sequence.computed + share
@@ -312,7 +312,7 @@ class Scheduler:
                 stays = len(item.slice.tokens)
                 runs = self._first_runs(sequence, first) if outputs else []
             else:
-                run = self._run(sequence, first, item.slice.tokens[1:])
+                run = self._run(sequence, first, item.slice.tokens[1:], item.slice.parents)
                 stays, runs = run.kept, [run]
             failing.update(r.sequence.generation_id for r in runs if r.error is not None)
             kept.append(stays)
@@ -326,13 +326,13 @@ class Scheduler:
         """The first tokens of all answers to a prompt."""
         runs: list[Run] = []
         for answer in (first, *self._held.start_others(first)):
-            runs.append(self._run(answer, output, ()))
+            runs.append(self._run(answer, output))
             if runs[-1].error is not None:
                 break
         return runs
 
-    def _run(self, sequence: Sequence, output: int, proposals: AbstractSequence[int]) -> Run:
-        return take_run(sequence, output, proposals, self._runner, room=self._ledger.room)
+    def _run(self, sequence: Sequence, output: int, *guesses: AbstractSequence[int] | None) -> Run:
+        return take_run(sequence, output, self._runner, *guesses, room=self._ledger.room)
 
     def _settle(self, item: Planned, stays: int, runs: list[Run]) -> None:
         sequence = item.sequence
@@ -346,8 +346,8 @@ class Scheduler:
                     s for s in self._held.answers(sequence.generation_id) if s is not sequence
                 ]
                 self._held.share_prompt(sequence, others)
-        elif stays < len(item.slice.tokens):
-            self._held.rewind(sequence)
+        elif stays < len(item.slice.tokens) or item.slice.parents is not None:
+            self._held.drop_rejected(sequence, runs)
         for run in runs:
             generation_id = run.sequence.generation_id
             self._events += [(generation_id, delta) for delta in run.deltas]

@@ -18,10 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
+from attrs import define, field
+
 from ..generation.events import TokenAlternative, TokenLogprob
 from ..generation.request import SamplingParams
 from ..text.guide import make_guide_tokenizer
 from .model_runner import BatchSlice, DecodeOutcome, EngineError, ModelInfo, TokenSampler
+from .token_tree import check_path, paths_of
 
 _BYTES = 256
 EOG = 256
@@ -144,6 +147,16 @@ class ScriptedSampler:
         self._runner.open_samplers -= 1
 
 
+@define
+class _Tree:
+    """What the last batch had for a row, until it is said what stays."""
+
+    parents: Sequence[int]
+    tokens: Sequence[int]
+    checksums: list[int] = field(factory=list)
+    cells: list[int] = field(factory=list)
+
+
 class ScriptedRunner:
     """A fake model with ``slots`` sequences of ``cells`` KV cells in all."""
 
@@ -156,6 +169,7 @@ class ScriptedRunner:
         rewinds_freely: bool = True,
         launches_ahead: bool = False,
         window: int | None = None,
+        tree_paths: int = 0,
         script: Script | None = None,
         before_decode: Callable[[Sequence[BatchSlice]], None] | None = None,
         chat_template: str | None = None,
@@ -197,6 +211,11 @@ class ScriptedRunner:
         self._next_cell = count()
         # For each output: the checksum and the length of the history, and, for a script, itself.
         self._outputs: list[tuple[int, int, bytes]] = []
+        self.tree_paths = tree_paths if shares_cells else 0
+        # Of rows whose last batch was a tree: its parents, tokens and checksums, and their cells.
+        self._trees: dict[int, _Tree] = {}
+        # Paths that a row is thought to keep ready, beside its own.
+        self._paths: dict[int, int] = {}
         self._aborted = threading.Event()
 
     def new_sampler(self, params: SamplingParams, prompt: Sequence[int]) -> ScriptedSampler:
@@ -223,11 +242,14 @@ class ScriptedRunner:
                 raise EngineError("an empty slice")
             if item.outputs > len(item.tokens):
                 raise EngineError("more outputs than tokens")
+            if item.seq_id in self._trees:
+                raise EngineError(f"sequence {item.seq_id} has a tree of which nothing was kept")
             if item.position != len(self._histories[item.seq_id]):
                 raise EngineError(
                     f"sequence {item.seq_id} continues at {len(self._histories[item.seq_id])}, "
                     f"not {item.position}"
                 )
+        self._take_paths(batch)
         if self.launches_ahead:
             launched()
         if self._before_decode is not None:
@@ -238,6 +260,9 @@ class ScriptedRunner:
             return DecodeOutcome.NO_CELLS
         self._outputs.clear()
         for item in batch:
+            if item.parents is not None:
+                self._decode_tree(item, item.parents)
+                continue
             history, checksums = self._histories[item.seq_id], self._checksums[item.seq_id]
             wordless = len(item.tokens) - item.outputs
             for index, token in enumerate(item.tokens):
@@ -252,6 +277,61 @@ class ScriptedRunner:
                     self._outputs.append((checksums[-1], len(history), said))
             self.decoded_tokens += len(item.tokens)
         return DecodeOutcome.DONE
+
+    def _take_paths(self, batch: Sequence[BatchSlice]) -> None:
+        """Count what the paths of a batch's trees take."""
+        trees = [item for item in batch if item.parents is not None]
+        if not trees:
+            return
+        wanted = {}
+        for item in trees:
+            parents = item.parents or ()
+            if not len(parents) == len(item.tokens) == item.outputs:
+                raise EngineError("a tree with other parents or outputs than tokens")
+            try:
+                wanted[item.seq_id] = len(paths_of(parents)[0]) - 1
+            except ValueError as error:
+                raise EngineError(str(error)) from None
+        if sum(wanted.values()) > self.tree_paths:
+            raise EngineError(f"trees of more than {self.tree_paths} paths beside their rows' own")
+        self._paths = wanted
+
+    def _decode_tree(self, item: BatchSlice, parents: Sequence[int]) -> None:
+        history, checksums = self._histories[item.seq_id], self._checksums[item.seq_id]
+        tree = self._trees[item.seq_id] = _Tree(parents, item.tokens)
+        words: list[list[int]] = []
+        for token, parent in zip(item.tokens, parents, strict=True):
+            before = tree.checksums[parent] if parent >= 0 else checksums[-1] if checksums else 0
+            tree.checksums.append(zlib.crc32(token.to_bytes(2, "little"), before))
+            words.append([*(words[parent] if parent >= 0 else history), token])
+            cell = next(self._next_cell)
+            tree.cells.append(cell)
+            self._sharers[cell] = 1
+            said = bytes(t for t in words[-1] if t < _BYTES) if self._script else b""
+            self._outputs.append((tree.checksums[-1], len(words[-1]), said))
+        self.decoded_tokens += len(item.tokens)
+
+    def keep_path(self, seq_id: int, path: Sequence[int]) -> None:
+        if seq_id not in self._trees:
+            raise EngineError(f"sequence {seq_id} has no tree")
+        try:
+            check_path(self._trees[seq_id].parents, path)
+        except ValueError as error:
+            raise EngineError(str(error)) from None
+        tree = self._trees.pop(seq_id)
+        for place in path:
+            self._histories[seq_id].append(tree.tokens[place])
+            self._checksums[seq_id].append(tree.checksums[place])
+            self._cell_ids[seq_id].append(tree.cells[place])
+        for cell in set(tree.cells) - {tree.cells[place] for place in path}:
+            del self._sharers[cell]
+
+    def forget_paths(self, seq_id: int) -> None:
+        self._paths.pop(seq_id, None)
+
+    @property
+    def paths_held(self) -> int:
+        return sum(self._paths.values())
 
     def logits(self, output: int) -> list[float]:
         """A row of VOCAB_SIZE floats, for an output of the last batch."""
@@ -278,6 +358,11 @@ class ScriptedRunner:
     def rewind(self, seq_id: int, length: int) -> None:
         if length > len(self._histories[seq_id]):
             raise EngineError(f"sequence {seq_id} cannot be rewound forward to {length}")
+        if seq_id in self._trees:
+            for cell in self._trees.pop(seq_id).cells:
+                del self._sharers[cell]
+        if not length:
+            self.forget_paths(seq_id)
         for cell in self._cell_ids[seq_id][length:]:
             self._sharers[cell] -= 1
             if not self._sharers[cell]:

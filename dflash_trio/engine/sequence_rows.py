@@ -15,6 +15,7 @@ from .drafting.drafter import Drafter
 from .model_runner import CacheRows, ModelRunner
 from .prefix_cache import PrefixCache
 from .sequence import Sequence, SequenceState, TokenView
+from .verification import Run
 
 
 class SequenceRows:
@@ -102,9 +103,14 @@ class SequenceRows:
             other.cached = first.cached
             other.enter(SequenceState.DECODING)
 
-    def rewind(self, sequence: Sequence) -> None:
-        """Take what was computed for it and does not count out of its row again."""
+    def drop_rejected(self, sequence: Sequence, runs: Iterable[Run]) -> None:
+        """Take what was computed for it and does not count out of its row again: of a tree all but
+        one path. Where there are no runs, all goes in a moment."""
         assert sequence.seq_id is not None
+        for run in runs:
+            if run.path is not None:
+                self._rows.keep_path(sequence.seq_id, run.path)
+                return
         self._rows.rewind(sequence.seq_id, sequence.computed)
 
     def give_row_back(self, sequence: Sequence, *, keep: bool) -> None:

@@ -31,7 +31,11 @@ class Run:
     accepted: int = 0
     """Guesses that came."""
     judged: int = 0
-    """Guesses whose turn came: those, and the first wrong one."""
+    """Guesses whose turn came: those, and the first wrong one; in a tree all of them."""
+    path: list[int] | None = None
+    """Of a tree: the places of what is kept in the slice."""
+    right: AbstractSequence[int] = ()
+    """The numbers of the guesses that came, from 0."""
     ending: Ending | None = None
     error: ConstraintError | None = None
     """Its grammar cannot be followed any further."""
@@ -40,28 +44,25 @@ class Run:
 def take_run(
     sequence: Sequence,
     output: int,
-    proposals: AbstractSequence[int],
     runner: ModelRunner,
+    proposals: AbstractSequence[int] | None = None,
+    parents: AbstractSequence[int] | None = None,
     *,
     room: int,
 ) -> Run:
     """Choose a decoding sequence's next tokens: one, and one more after each guess that was right.
 
-    ``output``: the first of its ``1 + len(proposals)`` outputs in the last batch. ``room``: tokens
-    that a sequence can have in all.
+    ``output``: the first of its ``1 + len(proposals)`` outputs in the last batch. ``parents``:
+    those of its slice, if that is a tree. ``room``: tokens that a sequence can have in all.
     """
     run = Run(sequence)
+    proposals = proposals or ()
+    if parents is not None:
+        _climb(run, output, proposals, parents, runner, room)
+        return run
     for place in range(len(proposals) + 1):
-        run.kept += 1
-        try:
-            deltas, run.ending = take_token(sequence, output + place, runner, room=room)
-        except ConstraintError as error:
-            run.error = error
+        if not _take(run, output + place, runner, room):
             break
-        if run.deltas:
-            _merge(run.deltas, deltas)
-        else:
-            run.deltas = deltas
         if place < len(proposals):
             run.judged += 1
             if sequence.answer[-1] != proposals[place]:
@@ -69,7 +70,51 @@ def take_run(
             run.accepted += 1
         if run.ending is not None:
             break
+    run.right = range(run.accepted)
     return run
+
+
+def _climb(
+    run: Run,
+    output: int,
+    proposals: AbstractSequence[int],
+    parents: AbstractSequence[int],
+    runner: ModelRunner,
+    room: int,
+) -> None:
+    """The same along a tree: from each token to the one that was chosen there, if it is guessed."""
+    following = {
+        (parent, token): place
+        for place, (parent, token) in enumerate(zip(parents[1:], proposals, strict=True), 1)
+    }
+    run.path, run.right = [], (came := [])
+    place: int | None = 0
+    while place is not None:
+        run.path.append(place)
+        if not _take(run, output + place, runner, room):
+            return
+        place = following.get((place, run.sequence.answer[-1]))
+        if place is not None:
+            run.accepted += 1
+            came.append(place - 1)
+        if run.ending is not None:
+            return  # what lies above had no turn: nothing is learned of this tree
+    run.judged = len(proposals)
+
+
+def _take(run: Run, output: int, runner: ModelRunner, room: int) -> bool:
+    """One token of a run. False: there is none, and no other."""
+    run.kept += 1
+    try:
+        deltas, run.ending = take_token(run.sequence, output, runner, room=room)
+    except ConstraintError as error:
+        run.error = error
+        return False
+    if run.deltas:
+        _merge(run.deltas, deltas)
+    else:
+        run.deltas = deltas
+    return True
 
 
 def _merge(deltas: list[TextDelta], more: list[TextDelta]) -> None:

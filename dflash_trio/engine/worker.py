@@ -20,10 +20,11 @@ from attrs import frozen
 from ..generation.request import PreparedPrompt
 from ..generation.status import EngineStatistics, EngineTimings
 from .admission import Hold, KVLedger
+from .drafting.acceptance import Acceptance, TreeAcceptance
 from .drafting.controller import DraftController
-from .drafting.drafter import Drafter
+from .drafting.drafter import Drafter, TreeDrafter
 from .drafting.lazy import LazyDraft
-from .drafting.provider import DraftProvider
+from .drafting.provider import DraftProvider, RankingProvider
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
 from .prefix_store import PrefixStore
 from .scheduler import Delivery, Scheduler
@@ -52,6 +53,8 @@ class LoadedModel:
     """Who guesses what sequences say next. The worker closes it, before the runner."""
     draft_device: str | None = None
     """Where that computes; ``None``: on no device of its own."""
+    tree_budget: int | None = None
+    """Guesses are trees of at most so many tokens; ``None``: they follow one another."""
     verify_limit: int = 0
     """Tokens that a batch with guesses may have; the runner has room for an output of each."""
 
@@ -372,9 +375,20 @@ class EngineWorker:
 def _drafter(model: LoadedModel, meter: StepMeter) -> Drafter | None:
     if model.drafts is None:
         return None
+    budget = model.tree_budget
     controller = DraftController(
-        model.drafts.longest,
+        model.drafts.longest if budget is None else budget,
         verify_limit=model.verify_limit,
         partitioned=not model.runner.shares_cells,
+        acceptance=Acceptance if budget is None else TreeAcceptance,
     )
-    return Drafter(model.drafts, controller, on_drafted=meter.drafted)
+    if budget is None:
+        return Drafter(model.drafts, controller, on_drafted=meter.drafted)
+    assert isinstance(model.drafts, RankingProvider)
+    return TreeDrafter(
+        model.drafts,
+        controller,
+        budget=budget,
+        paths=model.runner.tree_paths,
+        on_drafted=meter.drafted,
+    )

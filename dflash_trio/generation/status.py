@@ -33,6 +33,8 @@ class DraftStatistics:
 
     kind: str
     """``prompt-lookup``, ``draft-model``, ``dflash``."""
+    tree_budget: int | None = None
+    """Guesses that are verified as a tree have at most so many tokens; ``None``: as a chain."""
     steps: int = 0
     """Steps of the model in which guesses were verified."""
     runs: int = 0
@@ -120,6 +122,10 @@ class DraftStatus:
     """A model's speculative decoding. All ``None``: it has none."""
 
     kind: str | None = None
+    verification: Literal["chain", "tree"] | None = None
+    """Whether one token is guessed for each place, or several."""
+    tree_budget: int | None = None
+    """Tokens of a tree at most; ``None`` for chains."""
     acceptance: float | None = None
     """The share of drafted tokens that were accepted, 0 to 1; ``None`` before the first."""
     committed_per_step: float | None = None
@@ -139,6 +145,8 @@ class DraftStatus:
             return cls()
         return cls(
             kind=drafts.kind,
+            verification="chain" if drafts.tree_budget is None else "tree",
+            tree_budget=drafts.tree_budget,
             acceptance=drafts.acceptance,
             committed_per_step=drafts.committed_per_run,
             proposed=drafts.proposed,

@@ -83,7 +83,7 @@ OUT_OF_RANGE = {
     "prefix-cache-slots": ("-1",),
     "prefill-cache-slots": ("-1",),
     "draft-max": ("0",),
-    "ddtree-budget": ("0",),
+    "ddtree-budget": ("0", "256"),
     "ds4-expert-top-k": ("0",),
     "kvflash": ("0", "-1"),
     "kvflash-tau": ("0",),

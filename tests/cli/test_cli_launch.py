@@ -235,7 +235,9 @@ def test_a_remote_draft_is_not_there_yet_without_balancing_either() -> None:
     assert message.startswith("--draft-device rpc:host:50052 is remote, and drafts on other hosts")
 
 
-@pytest.mark.parametrize("option", ["--draft-device cpu:0", "--draft-max 3", "--lazy-draft"])
+@pytest.mark.parametrize(
+    "option", ["--draft-device cpu:0", "--draft-max 3", "--ddtree", "--lazy-draft"]
+)
 def test_options_of_a_draft_want_one(option: str) -> None:
     message = refusal_of(f"a.gguf {option}")
     assert message.startswith(f"{option.split()[0]} has no draft to be about (model block 1 (a))")
@@ -250,6 +252,28 @@ def test_prompt_lookup_has_no_device_and_nothing_to_load(option: str) -> None:
     assert (model.draft, model.draft_file, model.draft_max) == ("prompt-lookup", None, 3)
     (model,) = parse("a.gguf --draft ./prompt-lookup").config.models
     assert model.draft_file == "./prompt-lookup"
+
+
+def test_a_tree_wants_a_draft_and_its_budget_wants_a_tree() -> None:
+    (model,) = parse("a.gguf --draft d.gguf").config.models
+    assert model.tree_budget is None
+    (model,) = parse("a.gguf --draft d.gguf --ddtree").config.models
+    assert model.tree_budget == 22
+    (model,) = parse("a.gguf --draft d.gguf --ddtree --ddtree-budget 7").config.models
+    assert model.tree_budget == 7
+    message = refusal_of("a.gguf --draft d.gguf --ddtree-budget 7")
+    assert message.startswith("--ddtree-budget has no tree to be about")
+
+
+def test_prompt_lookup_makes_no_trees() -> None:
+    message = refusal_of("a.gguf --draft prompt-lookup --ddtree")
+    assert message.startswith("--ddtree has no meaning with --draft prompt-lookup")
+
+
+def test_trees_leave_room_for_their_branches_among_the_sequences() -> None:
+    parse("a.gguf --draft d.gguf --ddtree --max-concurrency 240")
+    message = refusal_of("a.gguf --draft d.gguf --ddtree --max-concurrency 241")
+    assert message.startswith("--ddtree has no sequence ids left beside --max-concurrency 241")
 
 
 def test_unused_blocks_give_one_warning_in_all() -> None:

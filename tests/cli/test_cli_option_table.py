@@ -51,7 +51,6 @@ CONTRACT = {
 }
 
 LATER = """
-    --ddtree --ddtree-budget
     --kvflash --kvflash-policy --kvflash-tau --spark --spark-vram --spark-slots
     --prefill-compression --prefill-threshold --prefill-keep-ratio --prefill-curve
     --prefill-drafter --prefill-skip-park

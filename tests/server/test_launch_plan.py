@@ -18,6 +18,7 @@ from dflash_trio.launch_checks import resolve_launch
 from dflash_trio.launch_plan import LaunchPlan
 from dflash_trio.plan_text import banner, load_detail, render_check, render_json
 from tests.engine.written_models import write_model
+from tests.support.written_drafts import tokenizer_of, write_dflash
 
 CORES = 4
 
@@ -233,6 +234,7 @@ def test_a_draft_that_loads_nothing_is_named_and_takes_nothing(model: str) -> No
         "path": None,
         "device": None,
         "lazy": False,
+        "tree_budget": None,
         "memory": [],
     }
     assert "prompt-lookup, which loads nothing" in render_check(plan)
@@ -247,3 +249,20 @@ def test_a_draft_is_placed_and_counted_beside_its_model(smollm2: Path) -> None:
     (memory,) = each["draft"]["memory"]
     assert plan.memory == {"host": each["memory"][0]["total"] + memory["total"]}
     assert f"{smollm2}: draft-model on cpu:0, loaded when a request comes" in render_check(plan)
+
+
+@pytest.mark.real
+def test_trees_make_all_slots_share_the_cells_and_are_in_the_plan(
+    smollm2: Path, tmp_path: Path
+) -> None:
+    draft = write_dflash(tmp_path / "d.gguf", tokenizer_of(smollm2), wide=576)
+    words = [str(smollm2), "--target-device=cpu:0", f"--draft={draft}", "--max-concurrency=4"]
+    chains, trees = plan_of(*words), plan_of(*words, "--ddtree", "--ddtree-budget=12")
+    (ours,), (theirs,) = (json.loads(render_json(plan))["models"] for plan in (trees, chains))
+    assert (ours["kv_pool_partitioned"], theirs["kv_pool_partitioned"]) == (False, True)
+    assert ours["kv_pool_tokens"] == theirs["kv_pool_tokens"]
+    assert (ours["draft"]["tree_budget"], theirs["draft"]["tree_budget"]) == (12, None)
+    # The masks are over the cells of all slots, and there are more outputs.
+    assert ours["memory"][0]["computing"] > theirs["memory"][0]["computing"]
+    assert ours["memory"][0]["kv_cache"] == theirs["memory"][0]["kv_cache"]
+    assert "dflash on cpu:0, in trees of at most 12 tokens" in render_check(trees)

@@ -34,11 +34,12 @@ class Acceptance:
         self._judged = [value * fading for value in self._judged]
         self._right = [value * fading for value in self._right]
 
-    def add(self, judged: int, accepted: int) -> None:
-        """Count one run: its first ``judged`` guesses had their turn, ``accepted`` were right."""
+    def add(self, judged: int, right: Sequence[int]) -> None:
+        """Count one run: its first ``judged`` guesses had their turn, those at the places ``right``
+        were."""
         for place in range(judged):
             self._judged[place] += 1.0
-        for place in range(accepted):
+        for place in right:
             self._right[place] += 1.0
 
     def chances(self, places: int) -> list[float]:
@@ -59,3 +60,28 @@ class Acceptance:
             reached *= right / (self._judged[place] + weight)
             found.append(reached)
         return found
+
+
+LESS = 0.8
+"""Of a guess's chance has the next one in a tree, while nothing is known of it."""
+
+
+class TreeAcceptance(Acceptance):
+    """The same for trees, whose guesses are numbered as they were found: best first. Each has its
+    turn in every run, and what is told is the chance that it comes, not one on condition."""
+
+    def chances(self, places: int) -> list[float]:
+        weight, expected = self._weight, UNKNOWN
+        found: list[float] = []
+        for place in range(places):
+            right = self._right[place] + weight * expected
+            found.append(right / (self._judged[place] + weight))
+            expected = LESS * found[-1]
+        return found
+
+    def reach(self, expected: Sequence[float]) -> list[float]:
+        weight = self._weight
+        return [
+            (self._right[place] + weight * chance) / (self._judged[place] + weight)
+            for place, chance in enumerate(expected)
+        ]

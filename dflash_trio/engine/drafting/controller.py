@@ -51,18 +51,27 @@ ENOUGH_EVIDENCE = 1.5
 
 
 class DraftController:
-    """``longest``: tokens that can be guessed in one go. ``verify_limit``: tokens that a batch with
-    guesses has at most. ``partitioned``: the cache computes sequences in one pass only as far as
-    their parts of the batch are equally long."""
+    """``longest``: tokens that can be guessed in one go, in a tree or one after the other.
+    ``verify_limit``: tokens that a batch with guesses has at most. ``partitioned``: the cache
+    computes sequences in one pass only as far as their parts of the batch are equally long.
+    ``acceptance``: how guesses are judged."""
 
-    def __init__(self, longest: int, *, verify_limit: int, partitioned: bool) -> None:
+    def __init__(
+        self,
+        longest: int,
+        *,
+        verify_limit: int,
+        partitioned: bool,
+        acceptance: type[Acceptance] = Acceptance,
+    ) -> None:
         self._longest = longest
         self._limit = verify_limit
         self._partitioned = partitioned
         self._step_costs = CostTable()
         # Of guessing, by the tokens asked for; by the octave of the number of sequences.
         self._draft_costs: dict[int, CostTable] = {}
-        self._acceptance = Acceptance(longest, fading=0.97, weight=3.0)
+        self._new_acceptance = acceptance
+        self._acceptance = acceptance(longest, fading=0.97, weight=3.0)
         self._supply = 1.0
         """The share of sequences that a guess is known for when asked."""
         self._supplied: float | None = None
@@ -88,7 +97,7 @@ class DraftController:
         """For a sequence that begins."""
         self._wait = 0
         self._pause = FIRST_PAUSE
-        return Acceptance(self._longest, fading=0.9, weight=2.0)
+        return self._new_acceptance(self._longest, fading=0.9, weight=2.0)
 
     # --------------------------------------------------------------------------- decisions
 
@@ -237,7 +246,7 @@ class DraftController:
     def observe(
         self,
         lengths: Sequence[int],
-        judged: Sequence[tuple[Acceptance, int, int]],
+        judged: Sequence[tuple[Acceptance, int, Sequence[int]]],
         *,
         committed: int,
         asked: int,
@@ -246,7 +255,7 @@ class DraftController:
         caught_up_seconds: float = 0.0,
     ) -> None:
         """What became of a step without prompts. ``lengths``: tokens of each sequence in the batch;
-        ``judged``: of each with guesses, how many had their turn and how many were right;
+        ``judged``: of each with guesses, how many had their turn and which were right;
         ``asked``: guesses asked for; ``draft_seconds``: until they were there;
         ``caught_up_seconds``: those of them that the draft spent on tokens it had not seen."""
         count = len(lengths)

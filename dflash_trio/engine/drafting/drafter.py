@@ -13,15 +13,22 @@ from typing import TYPE_CHECKING
 from ...generation.status import DraftStatistics
 from ..model_runner import BatchSlice
 from .controller import DraftController
-from .provider import DraftProvider, Wanted
+from .draft_tree import NOTHING, DraftTree, grow
+from .provider import DraftProvider, RankingProvider, Wanted
 from .record import DraftRecord
 
 if TYPE_CHECKING:
     from ..verification import Run
 
 
+Guesses = Sequence[int] | DraftTree
+"""For one sequence: tokens one after the other, or a tree."""
+
+
 class Drafter:
-    """``clock``: seconds. ``on_drafted`` is told how many seconds each guessing took. The provider
+    """Of chains; for trees see :class:`TreeDrafter`.
+
+    ``clock``: seconds. ``on_drafted`` is told how many seconds each guessing took. The provider
     belongs to whoever made it, and is closed there."""
 
     def __init__(
@@ -33,6 +40,7 @@ class Drafter:
         on_drafted: Callable[[float], object] = lambda _: None,
     ) -> None:
         self.provider = provider
+        self._tree_budget: int | None = None
         self._controller = controller
         self._clock = clock
         self._on_drafted = on_drafted
@@ -58,7 +66,7 @@ class Drafter:
 
     def propose(
         self, wanted: Sequence[Wanted | None], records: Sequence[DraftRecord | None]
-    ) -> list[Sequence[int]]:
+    ) -> list[Guesses]:
         """Guesses for each sequence of the batch; none where nothing is wanted or known."""
         asked = [item for item in wanted if item is not None]
         if not asked:
@@ -67,17 +75,33 @@ class Drafter:
             self._asked = 0
             return []
         begin = self._clock()
-        answers = iter(self.provider.propose(asked))
+        answers = iter(self._ask(asked))
         self._drafting = self._clock() - begin
         self._on_drafted(self._drafting)
-        guesses: list[Sequence[int]] = [
-            () if item is None else next(answers)[: item.limit] for item in wanted
-        ]
+        guesses: list[Guesses] = [() if item is None else next(answers) for item in wanted]
         longest = self._controller.trim(
             [len(guess) for guess in guesses],
             [record.acceptance for record in records if record is not None],
         )
-        return [guess[:longest] for guess in guesses]
+        return [
+            guess.first(longest) if isinstance(guess, DraftTree) else guess[:longest]
+            for guess in guesses
+        ]
+
+    def want(self, row: int, tokens: Sequence[int], chosen: int, spare: int, cells: int) -> Wanted:
+        """What is wanted for a sequence, where ``chosen`` tokens are to be guessed for each: of
+        ``spare`` that it may still say, and so many cells that are its own."""
+        return Wanted(row, tokens, min(chosen, spare))
+
+    def _ask(self, wanted: Sequence[Wanted]) -> Sequence[Guesses]:
+        answers = self.provider.propose(wanted)
+        return [guess[: item.limit] for guess, item in zip(answers, wanted, strict=True)]
+
+    def _tell(
+        self, batch: Sequence[BatchSlice], kept: Sequence[int], taken: Sequence[Sequence[Run]]
+    ) -> None:
+        """Let the provider know what stays of each slice."""
+        self.provider.observe(batch, kept)
 
     def step_begins(self) -> None:
         """The batch goes to the device."""
@@ -89,7 +113,7 @@ class Drafter:
         """After a step: what stays of each slice, and what came of its outputs. Before any row is
         changed."""
         ended = self._clock()
-        self.provider.observe(batch, kept)
+        self._tell(batch, kept, taken)
         step_seconds = ended - self._began
         asked, draft_seconds = self._asked, self._drafting
         self._asked, self._drafting = 0, 0.0
@@ -108,7 +132,7 @@ class Drafter:
             self._runs += 1
             self._proposed += proposed
             self._accepted += run.accepted
-            judged.append((record.acceptance, run.judged, run.accepted))
+            judged.append((record.acceptance, run.judged, run.right))
         if judged:
             self._steps += 1
             self._verify_seconds += step_seconds
@@ -128,6 +152,7 @@ class Drafter:
     def statistics(self) -> DraftStatistics:
         return DraftStatistics(
             kind=self.provider.kind,
+            tree_budget=self._tree_budget,
             steps=self._steps,
             runs=self._runs,
             proposed=self._proposed,
@@ -135,3 +160,52 @@ class Drafter:
             draft_seconds=self._draft_seconds,
             verify_seconds=self._verify_seconds,
         )
+
+
+class TreeDrafter(Drafter):
+    """Makes trees of what a provider ranks.
+
+    ``controller`` counts in guesses of a tree; ``budget``: the most that one has. ``paths``: leaves
+    that all trees of a step may have, beside one for each.
+    """
+
+    def __init__(
+        self,
+        provider: RankingProvider,
+        controller: DraftController,
+        *,
+        budget: int,
+        paths: int,
+        clock: Callable[[], float] = time.perf_counter,
+        on_drafted: Callable[[float], object] = lambda _: None,
+    ) -> None:
+        super().__init__(provider, controller, clock=clock, on_drafted=on_drafted)
+        self._ranking = provider
+        self._paths = paths
+        self._tree_budget = budget
+
+    def want(self, row: int, tokens: Sequence[int], chosen: int, spare: int, cells: int) -> Wanted:
+        limit = min(chosen, spare, self.provider.longest)
+        return Wanted(row, tokens, limit, min(chosen, cells))
+
+    def _ask(self, wanted: Sequence[Wanted]) -> Sequence[Guesses]:
+        # Even shares: who needs more leaves than others is not known beforehand.
+        branches = self._paths // len(wanted)
+        return [
+            NOTHING
+            if ranking is None
+            else grow(ranking, nodes=item.nodes, depth=item.limit, branches=branches)
+            for ranking, item in zip(self._ranking.rank(wanted), wanted, strict=True)
+        ]
+
+    def _tell(
+        self, batch: Sequence[BatchSlice], kept: Sequence[int], taken: Sequence[Sequence[Run]]
+    ) -> None:
+        if all(item.parents is None for item in batch):
+            self.provider.observe(batch, kept)
+            return
+        paths: list[Sequence[int]] = []
+        for item, count, runs in zip(batch, kept, taken, strict=True):
+            path = runs[0].path if item.parents is not None and runs else None
+            paths.append(range(count) if path is None else path)
+        self._ranking.observe_trees(batch, paths)

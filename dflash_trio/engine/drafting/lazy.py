@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..model_runner import BatchSlice, LoadingStopped, ModelLoadError
-from .provider import DraftProvider, Wanted
+from .draft_tree import Ranking
+from .provider import DraftProvider, RankingProvider, Wanted
 
 log = logging.getLogger("dflash_trio.engine")
 
@@ -90,6 +91,18 @@ class LazyDraft:
         self._used_at = self._clock()
         if self._provider is not None:
             self._provider.observe(batch, kept)
+
+    def rank(self, wanted: Sequence[Wanted]) -> list[Ranking | None]:
+        if self._provider is None:
+            return [None for _ in wanted]
+        assert isinstance(self._provider, RankingProvider)
+        return self._provider.rank(wanted)
+
+    def observe_trees(self, batch: Sequence[BatchSlice], paths: Sequence[Sequence[int]]) -> None:
+        self._used_at = self._clock()
+        if self._provider is not None:
+            assert isinstance(self._provider, RankingProvider)
+            self._provider.observe_trees(batch, paths)
 
     def rewind(self, row: int, length: int) -> None:
         if self._provider is not None:

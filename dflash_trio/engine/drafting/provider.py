@@ -11,11 +11,12 @@ Runs on the worker's thread only, between the model's steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from attrs import frozen
 
 from ..model_runner import BatchSlice
+from .draft_tree import Ranking
 
 
 @frozen
@@ -28,7 +29,9 @@ class Wanted:
     """All of it, prompt and answer. The last one is not in the cache yet: it stands at position
     ``len(tokens) - 1``."""
     limit: int
-    """Tokens that may be proposed at most: 1 or more."""
+    """Tokens that may be proposed at most, one after the other: 1 or more."""
+    nodes: int = 0
+    """Tokens that a tree may have at most; 0: none is wanted."""
 
 
 class DraftProvider(Protocol):
@@ -75,4 +78,19 @@ class DraftProvider(Protocol):
 
     def close(self) -> None:
         """Free everything on the device, before the model is freed. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class RankingProvider(DraftProvider, Protocol):
+    """A draft that can tell what else may come, so that trees can be made of its guesses."""
+
+    def rank(self, wanted: Sequence[Wanted]) -> list[Ranking | None]:
+        """For each, what may follow its last token, at most ``limit`` places far. ``None``: it has
+        no guess."""
+        ...
+
+    def observe_trees(self, batch: Sequence[BatchSlice], paths: Sequence[Sequence[int]]) -> None:
+        """As :meth:`observe`, after a step with trees: of ``batch[i]``, the tokens at the places
+        ``paths[i]`` stay, one after the other."""
         ...

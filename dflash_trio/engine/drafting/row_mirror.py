@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..model_runner import CacheRows
 from .provider import DraftProvider
 
@@ -21,10 +23,20 @@ class RowMirror:
         self.save = rows.save
         self.can_rewind = rows.can_rewind
         self.sequence_length = rows.sequence_length
+        # A draft knows nothing of these.
+        self.forget_paths = rows.forget_paths
 
     @property
     def saving_costs(self) -> float:
         return self._rows.saving_costs
+
+    @property
+    def paths_held(self) -> int:
+        return self._rows.paths_held
+
+    def keep_path(self, seq_id: int, path: Sequence[int]) -> None:
+        # The provider was told by ``observe_trees``.
+        self._rows.keep_path(seq_id, path)
 
     def copy(self, source: int, target: int, length: int) -> None:
         self._rows.copy(source, target, length)

@@ -10,7 +10,7 @@ import attrs
 
 from dflash_trio.engine.admission import Hold, KVLedger
 from dflash_trio.engine.drafting.controller import DraftController
-from dflash_trio.engine.drafting.drafter import Drafter
+from dflash_trio.engine.drafting.drafter import Drafter, TreeDrafter
 from dflash_trio.engine.model_runner import BatchSlice
 from dflash_trio.engine.prefix_store import PrefixStore
 from dflash_trio.engine.scheduler import Scheduler
@@ -65,7 +65,8 @@ class Told:
 
 
 class Engine:
-    """A scheduler on a scripted runner; with ``guess``, a checking provider drafts for it."""
+    """A scheduler on a scripted runner; with ``guess``, a checking provider drafts for it: chains,
+    or trees of at most ``tree`` tokens."""
 
     def __init__(
         self,
@@ -84,6 +85,8 @@ class Engine:
         store: PrefixStore | None = None,
         longest: int = 8,
         controller: DraftController | None = None,
+        tree: int | None = None,
+        paths: int = 12,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         pool = slots * max_ctx if pool is None else pool
@@ -95,13 +98,22 @@ class Engine:
             cells=pool if cells is None else cells,
             shares_cells=shares_cells,
             window=window,
+            tree_paths=0 if tree is None else paths,
             script=script,
             before_decode=self._record,
         )
         self.provider = CheckingProvider(guess, longest=longest) if guess is not None else None
         drafter = None
-        if self.provider is not None:
+        if self.provider is not None and tree is None:
             drafter = Drafter(self.provider, controller or Always(longest), clock=clock)
+        elif self.provider is not None and tree is not None:
+            drafter = TreeDrafter(
+                self.provider,
+                controller or Always(tree),
+                budget=tree,
+                paths=paths,
+                clock=clock,
+            )
         self.scheduler = Scheduler(
             self.runner, self.ledger, chunk=chunk, prefixes=prefixes, store=store, drafter=drafter
         )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 from dflash_trio.engine.drafting.acceptance import Acceptance
 from dflash_trio.engine.drafting.controller import DraftController
+from dflash_trio.engine.drafting.draft_tree import Ranking
 from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.model_runner import BatchSlice
+from dflash_trio.engine.scripted_runner import EOG
 
 Guess = Callable[[Sequence[int], int], Sequence[int]]
 """(all tokens of a sequence, how many are wanted) -> guesses."""
+
+
+ALPHABET = range(97, 123)
 
 
 class CheckingProvider:
@@ -46,15 +52,33 @@ class CheckingProvider:
             guesses.append(list(self.guess(tokens, item.limit))[: item.limit])
         return guesses
 
+    def rank(self, wanted: Sequence[Wanted]) -> list[Ranking | None]:
+        """What is guessed, at a random rank among other tokens of random chances."""
+        rankings: list[Ranking | None] = []
+        for item, guess in zip(wanted, self.propose(wanted), strict=True):
+            dice = random.Random(len(item.tokens) + item.row)
+            assert item.nodes > 0
+            places = [dice.sample([token, EOG, *ALPHABET], 6) for token in guess]
+            for token, tokens in zip(guess, places, strict=True):
+                tokens[dice.randrange(min(3, len(tokens)))] = token
+            unique = [list(dict.fromkeys(tokens)) for tokens in places]
+            chances = [[sorted((-dice.random() * 3 for _ in ts), reverse=True)] for ts in unique]
+            rankings.append(Ranking(unique, chances) if guess else None)
+        return rankings
+
     def observe(self, batch: Sequence[BatchSlice], kept: Sequence[int]) -> None:
-        assert len(batch) == len(kept)
-        self.observed += 1
         for item, stays in zip(batch, kept, strict=True):
             assert 0 <= stays <= len(item.tokens)
+        self.observe_trees(batch, [range(stays) for stays in kept])
+
+    def observe_trees(self, batch: Sequence[BatchSlice], paths: Sequence[Sequence[int]]) -> None:
+        assert len(batch) == len(paths)
+        self.observed += 1
+        for item, path in zip(batch, paths, strict=True):
             row = self.rows.setdefault(item.seq_id, [])
             if row is not None:
                 assert len(row) == item.position
-                row += item.tokens[:stays]
+                row += [item.tokens[place] for place in path]
 
     def rewind(self, row: int, length: int) -> None:
         if length == 0:

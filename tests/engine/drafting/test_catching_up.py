@@ -64,7 +64,7 @@ class Stream:
             step = PLAIN * (1 + 0.05 * length)
             self.controller.observe(
                 [1 + length],
-                [(known, min(right + 1, length), right)] if length else [],
+                [(known, min(right + 1, length), range(right))] if length else [],
                 committed=1 + right,
                 asked=asked,
                 draft_seconds=caught_up + guessing,

@@ -86,7 +86,7 @@ class World:
                 controller.observe(
                     [1 + length for length in lengths],
                     [
-                        (known[i], min(length, right[i] + 1), right[i])
+                        (known[i], min(length, right[i] + 1), range(right[i]))
                         for i, length in enumerate(lengths)
                         if length
                     ],
@@ -346,7 +346,7 @@ def test_chances_are_told_apart_by_place_and_by_sequence() -> None:
         for sequence, judged, accepted in ((good, 3, 2), (bad, 1, 0)):
             for which in (model, sequence):
                 which.fade()
-                which.add(judged, accepted)
+                which.add(judged, range(accepted))
     first, second, third, _ = model.chances(4)
     assert second > 0.85
     assert first == pytest.approx(0.5, abs=0.05)
@@ -359,9 +359,9 @@ def test_what_was_long_ago_is_forgotten() -> None:
     acceptance = Acceptance(2, fading=0.9, weight=2.0)
     for _ in range(100):
         acceptance.fade()
-        acceptance.add(1, 1)
+        acceptance.add(1, (0,))
     for _ in range(25):
         acceptance.fade()
-        acceptance.add(1, 0)
+        acceptance.add(1, ())
     assert acceptance.reach([0.5])[0] < 0.2
     assert acceptance.evidence < 10.1

@@ -59,6 +59,7 @@ class DFlashProvider:
     """A DFlash draft for one target. Belongs to the thread of its target's runner."""
 
     caught_up_seconds = 0.0
+    matched = ()
 
     def __init__(
         self,

@@ -84,6 +84,8 @@ class DraftModelProvider:
         self._rows = [_Row() for _ in range(slots)]
         self._caught_up = 0.0
 
+    matched = ()
+
     @property
     def kind(self) -> str:
         return "draft-model"

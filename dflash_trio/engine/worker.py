@@ -23,6 +23,8 @@ from .admission import Hold, KVLedger
 from .drafting.controller import DraftController
 from .drafting.drafter import Drafter
 from .drafting.lazy import LazyDraft
+from .drafting.lookup_controller import LookupController
+from .drafting.prompt_lookup import PromptLookup
 from .drafting.provider import DraftProvider
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
 from .prefix_store import PrefixStore
@@ -372,7 +374,9 @@ class EngineWorker:
 def _drafter(model: LoadedModel, meter: StepMeter) -> Drafter | None:
     if model.drafts is None:
         return None
-    controller = DraftController(
+    # What follows a match costs nothing to look up, and tells how sure it is.
+    decide = LookupController if isinstance(model.drafts, PromptLookup) else DraftController
+    controller = decide(
         model.drafts.longest,
         verify_limit=model.verify_limit,
         partitioned=not model.runner.shares_cells,

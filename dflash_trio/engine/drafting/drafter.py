@@ -8,16 +8,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...generation.status import DraftStatistics
 from ..model_runner import BatchSlice
-from .controller import DraftController
 from .provider import DraftProvider, Wanted
 from .record import DraftRecord
 
 if TYPE_CHECKING:
     from ..verification import Run
+
+
+class Controller(Protocol):
+    """Says how many guesses are worth it; see ``controller.DraftController``."""
+
+    def new_acceptance(self) -> Any: ...
+
+    def choose(self, sequences: Sequence[Any]) -> int: ...
+
+    def keep(
+        self, lengths: Sequence[int], matched: Sequence[int], sequences: Sequence[Any]
+    ) -> list[int]: ...
+
+    def watched(self, sequence: Any, matched: int, judged: int, right: int) -> None: ...
+
+    def observe(
+        self,
+        lengths: Sequence[int],
+        judged: Sequence[tuple[Any, int, int]],
+        *,
+        committed: int,
+        asked: int,
+        draft_seconds: float,
+        step_seconds: float,
+        caught_up_seconds: float = 0.0,
+    ) -> None: ...
 
 
 class Drafter:
@@ -27,7 +52,7 @@ class Drafter:
     def __init__(
         self,
         provider: DraftProvider,
-        controller: DraftController,
+        controller: Controller,
         *,
         clock: Callable[[], float] = time.perf_counter,
         on_drafted: Callable[[float], object] = lambda _: None,
@@ -73,11 +98,15 @@ class Drafter:
         guesses: list[Sequence[int]] = [
             () if item is None else next(answers)[: item.limit] for item in wanted
         ]
-        longest = self._controller.trim(
-            [len(guess) for guess in guesses],
-            [record.acceptance for record in records if record is not None],
+        answered = iter(self.provider.matched or [0] * len(asked))
+        matched = [0 if item is None else next(answered) for item in wanted]
+        known = [record for record in records if record is not None]
+        for record, guess, length in zip(known, guesses, matched, strict=True):
+            record.guess, record.matched = guess, length
+        kept = self._controller.keep(
+            [len(guess) for guess in guesses], matched, [record.acceptance for record in known]
         )
-        return [guess[:longest] for guess in guesses]
+        return [guess[:length] for guess, length in zip(guesses, kept, strict=True)]
 
     def step_begins(self) -> None:
         """The batch goes to the device."""
@@ -98,11 +127,15 @@ class Drafter:
             return  # what a prompt's step takes tells nothing of guesses, and it had none
         judged = []
         for item, runs in zip(batch, taken, strict=True):
-            if item.outputs == 1 or not runs:
+            if not runs:
                 continue
             run, proposed = runs[0], item.outputs - 1
             record = run.sequence.drafts
             assert record is not None
+            if record.guess:
+                self._watch(run, record)
+            if not proposed:
+                continue
             record.proposed += proposed
             record.accepted += run.accepted
             self._runs += 1
@@ -122,6 +155,20 @@ class Drafter:
             # Of the latest question, which may have been in an earlier step.
             caught_up_seconds=min(self.provider.caught_up_seconds, draft_seconds),
         )
+
+    def _watch(self, run: Run, record: DraftRecord) -> None:
+        """Compare what was guessed for a sequence, whether verified or not, with what it said."""
+        guess, record.guess = record.guess, ()
+        if run.error is not None:
+            return
+        right = 0
+        said = run.sequence.answer[-run.kept :]
+        for token, ours in zip(said, guess, strict=False):
+            if token != ours:
+                break
+            right += 1
+        judged = min(right + 1, len(said), len(guess))
+        self._controller.watched(record.acceptance, record.matched, judged, right)
 
     # --------------------------------------------------------------------------- inspection
 

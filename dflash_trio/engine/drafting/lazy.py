@@ -79,6 +79,8 @@ class LazyDraft:
 
     # ------------------------------------------------------------------- as a DraftProvider
 
+    matched = ()
+
     @property
     def caught_up_seconds(self) -> float:
         return 0.0 if self._provider is None else self._provider.caught_up_seconds

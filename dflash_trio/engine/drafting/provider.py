@@ -50,6 +50,12 @@ class DraftProvider(Protocol):
         of a prompt, and not on guesses. It will not spend that again."""
         ...
 
+    @property
+    def matched(self) -> Sequence[int]:
+        """Of the latest :meth:`propose`: how long a match each guess follows, in tokens, where that
+        says how sure it is. Empty where it does not."""
+        ...
+
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """For each, tokens that may follow its last one: at most ``limit``, none if it has no
         guess. Raises EngineError when its device is lost."""

@@ -22,6 +22,7 @@ class CheckingProvider:
 
     kind = "scripted"
     caught_up_seconds = 0.0
+    matched = ()
 
     def __init__(self, guess: Guess, *, longest: int = 8) -> None:
         self.longest = longest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from dflash_trio.engine.drafting.prompt_lookup import PromptLookup
 from dflash_trio.engine.drafting.provider import Wanted
+from dflash_trio.engine.sequence import TokenView
 
 
 def guess(provider: PromptLookup, text: str | Sequence[int], limit: int = 4, row: int = 0) -> str:
@@ -56,6 +58,20 @@ def test_the_limit_is_kept_and_the_longest_that_was_said_at_the_start() -> None:
     assert guess(PromptLookup(), "abcdefgh abc", 2) == "de"
     assert guess(PromptLookup(3), "abcdefgh abc", 8) == "def"
     assert PromptLookup(3).longest == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "matched"),
+    [("abXcab", 2), ("abcXabc", 3), ("abcdeXabcde", 5), ("abcdefgh", 0), ("ab" * 30, 16)],
+)
+def test_how_long_a_match_is_is_told_up_to_where_it_makes_no_difference(
+    text: str, matched: int
+) -> None:
+    provider = PromptLookup()
+    prompt, answer = text.encode()[:3], text.encode()[3:]
+    sequence = SimpleNamespace(prompt=tuple(prompt), answer=list(answer))
+    provider.propose([Wanted(0, TokenView(sequence), 4)])  # type: ignore[arg-type]
+    assert provider.matched == [matched]
 
 
 def test_rows_know_nothing_of_each_other() -> None:

@@ -25,7 +25,8 @@ def add_proposals(
         assert record is not None
         limit = min(longest, spare(item.sequence))
         wanted.append(Wanted(item.slice.seq_id, record.tokens, limit) if limit > 0 else None)
-    for place, proposals in enumerate(drafter.propose(wanted, records)):
+    generations = frozenset(item.sequence.generation_id for item in planned)
+    for place, proposals in enumerate(drafter.propose(wanted, records, generations)):
         if proposals:
             plain = planned[place].slice
             tokens = (plain.tokens[0], *proposals)

@@ -229,6 +229,7 @@ class DFlashProvider:
         for row, count in parts:
             if not fits:
                 self._forget(row)
+                self._context.rewind(row, 0)  # also what an aborted batch has left there
                 continue
             state = self._rows[row]
             if state.begin == state.end:
@@ -322,6 +323,12 @@ class DFlashProvider:
         if state.end > state.begin:
             self._context.rewind(row, 0)
         state.begin = state.end = 0
+
+    def abort(self) -> None:
+        self._context.abort()
+
+    def rearm(self) -> None:
+        self._context.rearm()
 
     def close(self) -> None:
         if self._inputs is not None:

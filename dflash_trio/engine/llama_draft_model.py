@@ -167,6 +167,7 @@ class DraftModelProvider:
         if not self._context.decode(batch.of_tokens(at)):
             for part in parts:
                 self._cut(part.row, 0)
+                self._context.rewind(part.row, 0)  # also what an aborted batch has left there
             return {}
         for part in parts:
             self._rows[part.row].tokens.extend(part.tokens)
@@ -201,6 +202,12 @@ class DraftModelProvider:
             self._context.rewind(row, length)
             del state.tokens[length:]
         state.certain = min(state.certain, length)
+
+    def abort(self) -> None:
+        self._context.abort()
+
+    def rearm(self) -> None:
+        self._context.rearm()
 
     def close(self) -> None:
         self._context.close()

@@ -151,7 +151,8 @@ class EngineWorker:
         self.statistics = EngineStatistics()
         """Published whole after each step; read from any thread."""
         self.clock = StepClock()
-        """Whether a step is under way, and for how long it may be; read from any thread."""
+        """Whether a step or the draft is under way, and for how long it may be; read from any
+        thread."""
         self._meter = StepMeter()
         # Guards the pair below, held for bookkeeping only: an abort must never hit a batch that
         # somebody else has a share in, so "who is in the batch" and the abort itself go together.
@@ -179,8 +180,8 @@ class EngineWorker:
             # Before the abort: the worker looks into its inbox right after an aborted step, and
             # must find there that nobody of that batch goes on.
             self._inbox.put(_Cancel(generation_id))
-            if self._in_batch and self._in_batch <= self._cancelled and self._runner is not None:
-                self._runner.abort()
+            if self._in_batch and self._in_batch <= self._cancelled:
+                self._abort()
 
     def finalize_all(self) -> None:
         """End every generation properly, at once where the device lets a step be cut short."""
@@ -195,8 +196,15 @@ class EngineWorker:
         with self._batch_lock:
             # As in cancel(): first the message, then the abort. Nobody of the batch goes on.
             self._inbox.put(message)
-            if self._in_batch and self._runner is not None:
-                self._runner.abort()
+            if self._in_batch:
+                self._abort()
+
+    def _abort(self) -> None:
+        """Cut short what is under way for those of :attr:`_in_batch`, whichever of both it is."""
+        if self._runner is not None:
+            self._runner.abort()
+        if self._drafts is not None:
+            self._drafts.abort()
 
     # ------------------------------------------------------------------- the thread itself
 
@@ -262,7 +270,7 @@ class EngineWorker:
             prefixes=model.prefixes,
             prompts=model.prompts,
             store=model.store,
-            drafter=_drafter(model, self._meter),
+            drafter=self._drafter(model),
             on_batch=self._on_batch,
             on_launch=lambda: self._publish(scheduler),
         )
@@ -336,8 +344,9 @@ class EngineWorker:
     def _on_batch(self, generations: frozenset[int], tokens: int) -> None:
         with self._batch_lock:
             # An abort from here on is for this batch, also before its decoding begins; one that
-            # came as the last step ended is over with that step.
-            if generations and self._runner is not None:
+            # came as the last step ended is over with that step. One that came while guesses were
+            # made stands, where all are gone.
+            if generations and self._runner is not None and not generations <= self._cancelled:
                 self._runner.rearm()
             self._in_batch = generations
         if generations:
@@ -346,6 +355,34 @@ class EngineWorker:
         else:
             self.clock.end()
             self._meter.decode_ended()
+
+    def _on_drafting(self, generations: frozenset[int] | None) -> None:
+        """As :meth:`_on_batch`, for the draft."""
+        with self._batch_lock:
+            if generations is not None and self._drafts is not None:
+                self._drafts.rearm()
+            self._in_batch = generations or frozenset()
+        if generations is None:
+            self.clock.end()
+        else:
+            self.clock.begin_draft()
+
+    def _drafter(self, model: LoadedModel) -> Drafter | None:
+        if model.drafts is None:
+            return None
+        # What follows a match costs nothing to look up, and tells how sure it is.
+        decide = LookupController if isinstance(model.drafts, PromptLookup) else DraftController
+        controller = decide(
+            model.drafts.longest,
+            verify_limit=model.verify_limit,
+            partitioned=not model.runner.shares_cells,
+        )
+        return Drafter(
+            model.drafts,
+            controller,
+            on_drafted=self._meter.drafted,
+            on_working=self._on_drafting,
+        )
 
     def _publish_now(self, scheduler: Scheduler) -> None:
         """Publish, unless the next step's launch does it in a moment.
@@ -369,16 +406,3 @@ class EngineWorker:
 
     def _report_progress(self, fraction: float) -> None:
         self._deliver(LoadProgress(fraction))
-
-
-def _drafter(model: LoadedModel, meter: StepMeter) -> Drafter | None:
-    if model.drafts is None:
-        return None
-    # What follows a match costs nothing to look up, and tells how sure it is.
-    decide = LookupController if isinstance(model.drafts, PromptLookup) else DraftController
-    controller = decide(
-        model.drafts.longest,
-        verify_limit=model.verify_limit,
-        partitioned=not model.runner.shares_cells,
-    )
-    return Drafter(model.drafts, controller, on_drafted=meter.drafted)

@@ -46,8 +46,10 @@ class Controller(Protocol):
 
 
 class Drafter:
-    """``clock``: seconds. ``on_drafted`` is told how many seconds each guessing took. The provider
-    belongs to whoever made it, and is closed there."""
+    """``clock``: seconds. ``on_drafted`` is told how many seconds each guessing took.
+    ``on_working`` is told the generations that the provider is about to guess for, the empty set
+    where it is to look at a step, and ``None`` when it is done. The provider belongs to whoever
+    made it, and is closed there."""
 
     def __init__(
         self,
@@ -56,11 +58,13 @@ class Drafter:
         *,
         clock: Callable[[], float] = time.perf_counter,
         on_drafted: Callable[[float], object] = lambda _: None,
+        on_working: Callable[[frozenset[int] | None], object] = lambda _: None,
     ) -> None:
         self.provider = provider
         self._controller = controller
         self._clock = clock
         self._on_drafted = on_drafted
+        self._on_working = on_working
         self._began = 0.0
         # Of the step under way: seconds of guessing, and guesses asked for of each sequence.
         self._drafting = 0.0
@@ -82,9 +86,13 @@ class Drafter:
         return self._asked
 
     def propose(
-        self, wanted: Sequence[Wanted | None], records: Sequence[DraftRecord | None]
+        self,
+        wanted: Sequence[Wanted | None],
+        records: Sequence[DraftRecord | None],
+        generations: frozenset[int] = frozenset(),
     ) -> list[Sequence[int]]:
-        """Guesses for each sequence of the batch; none where nothing is wanted or known."""
+        """Guesses for each sequence of the batch; none where nothing is wanted or known.
+        ``generations``: of all of these sequences."""
         asked = [item for item in wanted if item is not None]
         if not asked:
             # Nobody has room for a guess: nothing was asked, and so nothing is learned of what
@@ -92,7 +100,11 @@ class Drafter:
             self._asked = 0
             return []
         begin = self._clock()
-        answers = iter(self.provider.propose(asked))
+        self._on_working(generations)
+        try:
+            answers = iter(self.provider.propose(asked))
+        finally:
+            self._on_working(None)
         self._drafting = self._clock() - begin
         self._on_drafted(self._drafting)
         guesses: list[Sequence[int]] = [
@@ -118,7 +130,11 @@ class Drafter:
         """After a step: what stays of each slice, and what came of its outputs. Before any row is
         changed."""
         ended = self._clock()
-        self.provider.observe(batch, kept)
+        self._on_working(frozenset())
+        try:
+            self.provider.observe(batch, kept)
+        finally:
+            self._on_working(None)
         step_seconds = ended - self._began
         asked, draft_seconds = self._asked, self._drafting
         self._asked, self._drafting = 0, 0.0

@@ -105,6 +105,15 @@ class LazyDraft:
         if self._provider is not None:
             self._provider.replaced(row)
 
+    def abort(self) -> None:
+        # On the event loop, and only while the provider is at work: it is not taken away then.
+        if self._provider is not None:
+            self._provider.abort()
+
+    def rearm(self) -> None:
+        if self._provider is not None:
+            self._provider.rearm()
+
     def close(self) -> None:
         if self._provider is not None:
             self._provider.close()

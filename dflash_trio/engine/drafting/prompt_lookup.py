@@ -122,5 +122,11 @@ class PromptLookup:
     def replaced(self, row: int) -> None:
         self._rows.pop(row, None)
 
+    def abort(self) -> None:
+        """Nothing: it is done in a moment."""
+
+    def rearm(self) -> None:
+        pass
+
     def close(self) -> None:
         self._rows.clear()

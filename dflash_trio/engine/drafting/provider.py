@@ -5,7 +5,7 @@ sampler chooses. A bad provider costs time, and only that. So it may forget at a
 knows of a sequence, and has to go on when rows are rewound, copied or loaded behind its back: each
 such change is told to it.
 
-Runs on the worker's thread only, between the model's steps.
+Runs on the worker's thread only, between the model's steps; but for ``abort``.
 """
 
 from __future__ import annotations
@@ -77,6 +77,15 @@ class DraftProvider(Protocol):
 
     def replaced(self, row: int) -> None:
         """A row holds tokens that came from elsewhere, as from a stored state."""
+        ...
+
+    def abort(self) -> None:
+        """Give up the :meth:`propose` under way, as soon as that is possible: between what goes to
+        the device, and on CPUs at once. It has no guesses then. From any thread."""
+        ...
+
+    def rearm(self) -> None:
+        """Forget an earlier :meth:`abort`."""
         ...
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ class CheckingProvider:
         self.asked: list[list[Wanted]] = []
         self.observed = 0
         self.closed = False
+        self.aborted = False
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         self.asked.append(list(wanted))
@@ -77,6 +78,12 @@ class CheckingProvider:
 
     def replaced(self, row: int) -> None:
         self.rows[row] = None
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def rearm(self) -> None:
+        self.aborted = False
 
     def close(self) -> None:
         self.closed = True

@@ -324,6 +324,9 @@ class DFlashProvider:
             self._context.rewind(row, 0)
         state.begin = state.end = 0
 
+    def rests(self, row: int) -> None:
+        """Nothing: who goes on from what the row holds goes on from the draft's, too."""
+
     def abort(self) -> None:
         self._context.abort()
 

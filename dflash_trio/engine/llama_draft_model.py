@@ -203,6 +203,9 @@ class DraftModelProvider:
             del state.tokens[length:]
         state.certain = min(state.certain, length)
 
+    def rests(self, row: int) -> None:
+        """Nothing: who goes on from what the row holds goes on from the draft's, too."""
+
     def abort(self) -> None:
         self._context.abort()
 

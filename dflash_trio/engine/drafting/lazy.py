@@ -105,6 +105,10 @@ class LazyDraft:
         if self._provider is not None:
             self._provider.replaced(row)
 
+    def rests(self, row: int) -> None:
+        if self._provider is not None:
+            self._provider.rests(row)
+
     def abort(self) -> None:
         # On the event loop, and only while the provider is at work: it is not taken away then.
         if self._provider is not None:

@@ -122,6 +122,11 @@ class PromptLookup:
     def replaced(self, row: int) -> None:
         self._rows.pop(row, None)
 
+    def rests(self, row: int) -> None:
+        # Half a kilobyte a token: a later sequence is looked through again, which takes less than
+        # a microsecond each.
+        self._rows.pop(row, None)
+
     def abort(self) -> None:
         """Nothing: it is done in a moment."""
 

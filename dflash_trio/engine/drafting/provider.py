@@ -79,6 +79,10 @@ class DraftProvider(Protocol):
         """A row holds tokens that came from elsewhere, as from a stored state."""
         ...
 
+    def rests(self, row: int) -> None:
+        """A row is nobody's for now. What it holds may stay there for a later sequence."""
+        ...
+
     def abort(self) -> None:
         """Give up the :meth:`propose` under way, as soon as that is possible: between what goes to
         the device, and on CPUs at once. It has no guesses then. From any thread."""

@@ -32,6 +32,7 @@ class CheckingProvider:
         self.observed = 0
         self.closed = False
         self.aborted = False
+        self.rested: list[int] = []
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         self.asked.append(list(wanted))
@@ -78,6 +79,9 @@ class CheckingProvider:
 
     def replaced(self, row: int) -> None:
         self.rows[row] = None
+
+    def rests(self, row: int) -> None:
+        self.rested.append(row)
 
     def abort(self) -> None:
         self.aborted = True

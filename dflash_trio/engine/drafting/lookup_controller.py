@@ -8,8 +8,9 @@ which begin as the model's.
 Sequences get as many guesses as each deserves: the surest of all first, as long as there are more
 tokens a second to be expected with them than without.
 
-What expectations were wrong by is kept on an account, in seconds: losses are owed to the plain
-steps, and nothing is verified while more than ``MOST_OWED`` of them is.
+What chances were wrong by is kept on an account, in seconds: losses are owed to the plain steps, and
+nothing is verified while more than ``MOST_OWED`` of them is. Steps count there as what their size is
+known to take: a machine that was busy for a while says nothing of the guesses.
 
 Pure, like its sibling for drafts that cost something (``controller``).
 """
@@ -133,15 +134,18 @@ class LookupController:
         """As of ``controller.DraftController``."""
         count = len(lengths)
         plain = self._step_costs.estimate(count)
-        self._account += ALLOWANCE * step_seconds
+        self._account += ALLOWANCE * plain
         if judged:
             self._since_plain += 1
-            self._account += committed / count * plain - step_seconds
+            longest = max(lengths)
+            counts = [sum(n > place for n in lengths) for place in range(1, longest)]
+            thought = self._step_costs.of_step(count, counts, boldly=True)
+            self._account += committed / count * plain - thought
         else:
             if self._since_plain >= self._reference:
                 self._reference = min(2 * self._reference, LAST_REFERENCE)
             self._since_plain = 0
-        self._account = min(self._account, MOST_SAVED * plain)
+        self._account = min(max(self._account, -2 * MOST_OWED * plain), MOST_SAVED * plain)
         self._step_costs.observe_step(lengths, step_seconds)
 
 

@@ -227,6 +227,22 @@ def test_a_batch_of_a_new_size_that_is_slow_at_first_is_not_avoided_for_ever() -
     assert desk.answers(1000) > 5
 
 
+def test_a_machine_that_becomes_slow_for_a_while_changes_no_mind() -> None:
+    """As when others take its cores: single steps take a hundred times as long."""
+    desk = Desk([copying])
+    desk.answers(300)
+    calm = two_cores
+
+    def busy(tokens: int) -> float:
+        return calm(tokens) * desk.dice.choice((1, 3, 10, 100))
+
+    desk.cost = busy
+    desk.answers(60)
+    desk.cost = calm
+    desk.answers(100)
+    assert desk.answers(300) > 1.4
+
+
 @given(
     streams=st.integers(1, 70),
     limit=st.integers(1, 80),

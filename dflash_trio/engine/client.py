@@ -215,10 +215,7 @@ class EngineClient:
             step = worker.clock.stalled()
             if step is None or self.unhealthy_reason is not None:
                 continue
-            reason = (
-                f"the engine has stalled: a step of {step.tokens} tokens has taken more than "
-                f"{step.limit:.0f} s"
-            )
+            reason = f"the engine has stalled: {step} has taken more than {step.limit:.0f} s"
             self.mark_unhealthy(reason, may_recover=True)
             self._give_up(reason)
             for generation_id in self._live:

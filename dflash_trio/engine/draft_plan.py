@@ -22,7 +22,8 @@ def add_proposals(planned: list[Planned], drafter: Drafter, needs: CellNeeds) ->
         spare, cells = needs.spare(item.sequence)
         row, tokens = item.slice.seq_id, record.tokens
         wanted.append(drafter.want(row, tokens, longest, spare, cells) if spare > 0 else None)
-    for place, proposals in enumerate(drafter.propose(wanted, records)):
+    generations = frozenset(item.sequence.generation_id for item in planned)
+    for place, proposals in enumerate(drafter.propose(wanted, records, generations)):
         if proposals:
             plain = planned[place].slice
             parents = None

@@ -65,6 +65,7 @@ class DFlashProvider:
     """A DFlash draft for one target. Belongs to the thread of its target's runner."""
 
     caught_up_seconds = 0.0
+    matched = ()
 
     def __init__(
         self,
@@ -281,6 +282,7 @@ class DFlashProvider:
         for row, count, length in zip(rows, counts, lengths, strict=True):
             if not fits:
                 self._forget(row)
+                self._context.rewind(row, 0)  # also what an aborted batch has left there
                 continue
             state = self._rows[row]
             if state.begin == state.end:
@@ -412,6 +414,15 @@ class DFlashProvider:
         if state.end > state.begin:
             self._context.rewind(row, 0)
         state.begin = state.end = 0
+
+    def rests(self, row: int) -> None:
+        """Nothing: who goes on from what the row holds goes on from the draft's, too."""
+
+    def abort(self) -> None:
+        self._context.abort()
+
+    def rearm(self) -> None:
+        self._context.rearm()
 
     def close(self) -> None:
         if self._inputs is not None:

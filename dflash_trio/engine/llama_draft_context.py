@@ -20,7 +20,7 @@ from attrs import frozen
 from ..config import DevicePlacement, FlashAttention
 from .context_size import ContextSize
 from .draft_file import DraftFile
-from .llama_abi import llama_errors
+from .llama_abi import llama_errors, native_flag_reader
 from .llama_model_params import FLASH_ATTENTION, ModelParams, find_devices
 from .model_runner import EngineError, LoadingStopped, ModelLoadError
 
@@ -59,6 +59,7 @@ class DraftContext:
         self._spec = spec
         self.model: Any = None
         self.native: Any = None
+        self._abort_flag = ctypes.create_string_buffer(b"\0\0", 2)
         self.on_cpu = all(device.is_cpu for device in spec.devices)
         params = ModelParams(mmap=spec.mmap, mlock=False)
         params.place(find_devices(spec.devices), gpu_layers=None)
@@ -120,6 +121,9 @@ class DraftContext:
         params.swa_full = True  # rows are cut back, also beyond a window
         params.no_perf = True
         params.ctx_other = target
+        # Asked on CPUs only.
+        params.abort_callback = native_flag_reader()
+        params.abort_callback_data = ctypes.cast(self._abort_flag, ctypes.c_void_p)
         if self.on_cpu:
             params.offload_kqv = False
             params.op_offload = False
@@ -140,11 +144,22 @@ class DraftContext:
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
     def decode(self, batch: llama.llama_batch) -> bool:
-        """Compute a batch; on a GPU it may be under way yet. False: there are no cells for it."""
+        """Compute a batch; on a GPU it may be under way yet. False: there are no cells for it, or
+        it was aborted. Of what its rows have then nothing is certain."""
+        if self._abort_flag[0] != b"\0":
+            return False
         code = llama.llama_decode(self.native, batch)
-        if code not in (0, 1):
+        if code not in (0, 1, 2):
             raise EngineError(f"llama_decode failed with {code} on a batch of the draft")
         return bool(code == 0)
+
+    def abort(self) -> None:
+        """Let the batch under way and all after it fail. From any thread."""
+        self._abort_flag[0] = b"\1"
+
+    def rearm(self) -> None:
+        """Let batches be computed again."""
+        self._abort_flag[0] = b"\0"
 
     def logits(self, outputs: int) -> Any:
         """float32[outputs, vocabulary] of the last batch, valid until the next one. Waits."""

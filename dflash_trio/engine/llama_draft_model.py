@@ -84,6 +84,8 @@ class DraftModelProvider:
         self._rows = [_Row() for _ in range(slots)]
         self._caught_up = 0.0
 
+    matched = ()
+
     @property
     def kind(self) -> str:
         return "draft-model"
@@ -165,6 +167,7 @@ class DraftModelProvider:
         if not self._context.decode(batch.of_tokens(at)):
             for part in parts:
                 self._cut(part.row, 0)
+                self._context.rewind(part.row, 0)  # also what an aborted batch has left there
             return {}
         for part in parts:
             self._rows[part.row].tokens.extend(part.tokens)
@@ -199,6 +202,15 @@ class DraftModelProvider:
             self._context.rewind(row, length)
             del state.tokens[length:]
         state.certain = min(state.certain, length)
+
+    def rests(self, row: int) -> None:
+        """Nothing: who goes on from what the row holds goes on from the draft's, too."""
+
+    def abort(self) -> None:
+        self._context.abort()
+
+    def rearm(self) -> None:
+        self._context.rearm()
 
     def close(self) -> None:
         self._context.close()

@@ -119,6 +119,8 @@ class SequenceRows:
         if row is not None:
             keep = keep and sequence.prepared.cache_prompt
             self._cache.end(row, sequence.tokens(0, sequence.computed), keep=keep)
+            if self._drafter is not None:
+                self._drafter.provider.rests(row)
         sequence.computed = 0
 
     def free(self, sequence: Sequence, *, device_is_lost: bool = False) -> None:

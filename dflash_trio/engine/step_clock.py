@@ -17,13 +17,17 @@ STALL_UNMEASURED = 600.0
 
 @frozen(eq=False)
 class StepUnderWay:
-    """A decode that has begun and has not returned."""
+    """A decode that has begun and has not returned, or a draft at work."""
 
     began: float
     """Seconds, on the clock."""
     tokens: int
+    """Of the decode; 0: it is the draft."""
     limit: float
     """Seconds it may take before it counts as stalled."""
+
+    def __str__(self) -> str:
+        return f"a step of {self.tokens} tokens" if self.tokens else "its draft"
 
 
 class StepClock:
@@ -36,6 +40,7 @@ class StepClock:
         self.under_way: StepUnderWay | None = None
         self._clock = clock
         self._slowest: float | None = None  # seconds per token
+        self._slowest_draft: float | None = None  # seconds in one go
 
     def begin(self, tokens: int) -> None:
         """A step of so many tokens goes to the device now."""
@@ -44,13 +49,25 @@ class StepClock:
             limit = max(STALL_FLOOR, STALL_FACTOR * tokens * self._slowest)
         self.under_way = StepUnderWay(self._clock(), tokens, limit)
 
+    def begin_draft(self) -> None:
+        """The draft is asked or told something now, between two steps."""
+        limit = STALL_UNMEASURED
+        if self._slowest_draft is not None:
+            limit = max(STALL_FLOOR, STALL_FACTOR * self._slowest_draft)
+        self.under_way = StepUnderWay(self._clock(), 0, limit)
+
     def end(self) -> None:
-        """It has returned. One that stalled says nothing about the rate and is not measured."""
+        """It has returned. What stalled says nothing about the rate and is not measured."""
         step, self.under_way = self.under_way, None
-        if step is not None and step.tokens:
-            taken = self._clock() - step.began
-            if taken <= step.limit:
-                self._slowest = max(self._slowest or 0.0, taken / step.tokens)
+        if step is None:
+            return
+        taken = self._clock() - step.began
+        if taken > step.limit:
+            return
+        if step.tokens:
+            self._slowest = max(self._slowest or 0.0, taken / step.tokens)
+        else:
+            self._slowest_draft = max(self._slowest_draft or 0.0, taken)
 
     def stalled(self) -> StepUnderWay | None:
         """The step under way, if it has taken longer than it may."""

@@ -20,10 +20,12 @@ from attrs import frozen
 from ..generation.request import PreparedPrompt
 from ..generation.status import EngineStatistics, EngineTimings
 from .admission import Hold, KVLedger
-from .drafting.acceptance import Acceptance, TreeAcceptance
+from .drafting.acceptance import TreeAcceptance
 from .drafting.controller import DraftController
-from .drafting.drafter import Drafter, TreeDrafter
+from .drafting.drafter import Controller, Drafter, TreeDrafter
 from .drafting.lazy import LazyDraft
+from .drafting.lookup_controller import LookupController
+from .drafting.prompt_lookup import PromptLookup
 from .drafting.provider import DraftProvider, RankingProvider
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
 from .prefix_store import PrefixStore
@@ -152,7 +154,8 @@ class EngineWorker:
         self.statistics = EngineStatistics()
         """Published whole after each step; read from any thread."""
         self.clock = StepClock()
-        """Whether a step is under way, and for how long it may be; read from any thread."""
+        """Whether a step or the draft is under way, and for how long it may be; read from any
+        thread."""
         self._meter = StepMeter()
         # Guards the pair below, held for bookkeeping only: an abort must never hit a batch that
         # somebody else has a share in, so "who is in the batch" and the abort itself go together.
@@ -180,8 +183,8 @@ class EngineWorker:
             # Before the abort: the worker looks into its inbox right after an aborted step, and
             # must find there that nobody of that batch goes on.
             self._inbox.put(_Cancel(generation_id))
-            if self._in_batch and self._in_batch <= self._cancelled and self._runner is not None:
-                self._runner.abort()
+            if self._in_batch and self._in_batch <= self._cancelled:
+                self._abort()
 
     def finalize_all(self) -> None:
         """End every generation properly, at once where the device lets a step be cut short."""
@@ -196,8 +199,15 @@ class EngineWorker:
         with self._batch_lock:
             # As in cancel(): first the message, then the abort. Nobody of the batch goes on.
             self._inbox.put(message)
-            if self._in_batch and self._runner is not None:
-                self._runner.abort()
+            if self._in_batch:
+                self._abort()
+
+    def _abort(self) -> None:
+        """Cut short what is under way for those of :attr:`_in_batch`, whichever of both it is."""
+        if self._runner is not None:
+            self._runner.abort()
+        if self._drafts is not None:
+            self._drafts.abort()
 
     # ------------------------------------------------------------------- the thread itself
 
@@ -263,7 +273,7 @@ class EngineWorker:
             prefixes=model.prefixes,
             prompts=model.prompts,
             store=model.store,
-            drafter=_drafter(model, self._meter),
+            drafter=self._drafter(model),
             on_batch=self._on_batch,
             on_launch=lambda: self._publish(scheduler),
         )
@@ -337,8 +347,9 @@ class EngineWorker:
     def _on_batch(self, generations: frozenset[int], tokens: int) -> None:
         with self._batch_lock:
             # An abort from here on is for this batch, also before its decoding begins; one that
-            # came as the last step ended is over with that step.
-            if generations and self._runner is not None:
+            # came as the last step ended is over with that step. One that came while guesses were
+            # made stands, where all are gone.
+            if generations and self._runner is not None and not generations <= self._cancelled:
                 self._runner.rearm()
             self._in_batch = generations
         if generations:
@@ -347,6 +358,42 @@ class EngineWorker:
         else:
             self.clock.end()
             self._meter.decode_ended()
+
+    def _on_drafting(self, generations: frozenset[int] | None) -> None:
+        """As :meth:`_on_batch`, for the draft."""
+        with self._batch_lock:
+            if generations is not None and self._drafts is not None:
+                self._drafts.rearm()
+            self._in_batch = generations or frozenset()
+        if generations is None:
+            self.clock.end()
+        else:
+            self.clock.begin_draft()
+
+    def _drafter(self, model: LoadedModel) -> Drafter | None:
+        if model.drafts is None:
+            return None
+        longest, budget = model.drafts.longest, model.tree_budget
+        limit, partitioned = model.verify_limit, not model.runner.shares_cells
+        drafted, working = self._meter.drafted, self._on_drafting
+        controller: Controller
+        if budget is not None:
+            assert isinstance(model.drafts, RankingProvider)
+            controller = DraftController(
+                budget, verify_limit=limit, partitioned=partitioned, acceptance=TreeAcceptance
+            )
+            return TreeDrafter(
+                model.drafts,
+                controller,
+                budget=budget,
+                paths=model.runner.tree_paths,
+                on_drafted=drafted,
+                on_working=working,
+            )
+        # What follows a match costs nothing to look up, and tells how sure it is.
+        decide = LookupController if isinstance(model.drafts, PromptLookup) else DraftController
+        controller = decide(longest, verify_limit=limit, partitioned=partitioned)
+        return Drafter(model.drafts, controller, on_drafted=drafted, on_working=working)
 
     def _publish_now(self, scheduler: Scheduler) -> None:
         """Publish, unless the next step's launch does it in a moment.
@@ -370,25 +417,3 @@ class EngineWorker:
 
     def _report_progress(self, fraction: float) -> None:
         self._deliver(LoadProgress(fraction))
-
-
-def _drafter(model: LoadedModel, meter: StepMeter) -> Drafter | None:
-    if model.drafts is None:
-        return None
-    budget = model.tree_budget
-    controller = DraftController(
-        model.drafts.longest if budget is None else budget,
-        verify_limit=model.verify_limit,
-        partitioned=not model.runner.shares_cells,
-        acceptance=Acceptance if budget is None else TreeAcceptance,
-    )
-    if budget is None:
-        return Drafter(model.drafts, controller, on_drafted=meter.drafted)
-    assert isinstance(model.drafts, RankingProvider)
-    return TreeDrafter(
-        model.drafts,
-        controller,
-        budget=budget,
-        paths=model.runner.tree_paths,
-        on_drafted=meter.drafted,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -98,6 +99,8 @@ def parser() -> argparse.ArgumentParser:
                       help="at a time, one after the other (default 1,4,8)")  # fmt: skip
     what.add_argument("--words", type=_positive, default=24, help="of each prompt (default 24)")
     what.add_argument("--shared-words", type=_count, default=0, help="in front of all (default 0)")
+    what.add_argument("--prompts", type=_prompts, default=(), metavar="FILE.json",
+                      help="a list of prompts to ask in turn, instead of words")  # fmt: skip
     what.add_argument("--tokens", type=_positive, default=96, help="of each answer (default 96)")
     what.add_argument("--requests", type=_positive, default=1, metavar="R",
                       help="per stream and round, one after the other (default 1)")  # fmt: skip
@@ -125,6 +128,16 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--plot", type=Path, metavar="FILE.svg", help="throughput and TTFT")
     out.add_argument("--device-note", metavar="TEXT", help="to stand beside the figures")
     return parser
+
+
+def _prompts(path: str) -> tuple[str, ...]:
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from None
+    if not (isinstance(found, list) and found and all(isinstance(each, str) for each in found)):
+        raise argparse.ArgumentTypeError(f"{path} is not a list of prompts")
+    return tuple(found)
 
 
 def _positive(text: str) -> int:

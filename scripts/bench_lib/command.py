@@ -80,6 +80,7 @@ async def _measure_all(
                 arguments.requests,
                 arguments.temperature,
                 not arguments.no_ignore_eos,
+                arguments.prompts,
             )
             series = [Series(entry.name) for entry in found]
             measured = Measured(workload, series, next(s for s in series if s.name == base))

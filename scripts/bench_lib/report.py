@@ -62,13 +62,17 @@ def markdown(
         return "Nothing was measured."
     work = done[0].workload
     shared = f"a shared head of {work.shared_words} words and " if work.shared_words else ""
+    asked = f"Prompts of {shared}{work.words} words"
+    if work.prompts:
+        asked = f"{len(work.prompts)} prompts in turn"
+    ends = "" if work.ignore_eos else " at most"
     note = f"; {place['device_note']}" if place["device_note"] else ""
     loads = [turn.load for m in done for s in m.series for turn in s.rounds]
     lines = [
         f"{place['cpu']}, {place['cores']} cores, {place['system']}{note}. Load average "
         f"{min(loads):.1f} to {max(loads):.1f} (what is measured included).",
         "",
-        f"Prompts of {shared}{work.words} words, {work.tokens} tokens each, {work.requests} "
+        f"{asked}, {work.tokens} tokens each{ends}, {work.requests} "
         f"per stream and round, temperature {work.temperature:g}. Ratios are to "
         f"{done[0].baseline.name}.",
         "",

@@ -45,6 +45,8 @@ class Workload:
     """Each stream sends so many in a round, one after the other."""
     temperature: float = 0.0
     ignore_eos: bool = True
+    prompts: tuple[str, ...] = ()
+    """To be asked in turn, instead of words."""
 
     @property
     def tokens_in_all(self) -> int:
@@ -56,13 +58,23 @@ def some_words(chance: random.Random, count: int) -> str:
     return " ".join(chance.choices(WORDS, k=count))
 
 
+def _given(workload: Workload, round_name: str) -> list[list[str]]:
+    each = workload.streams * workload.requests
+    begin = each * int(round_name.rpartition(" ")[2])
+    some = [workload.prompts[(begin + at) % len(workload.prompts)] for at in range(each)]
+    return [some[at :: workload.streams] for at in range(workload.streams)]
+
+
 def prompts_of(workload: Workload, seed: int, round_name: str) -> list[list[str]]:
     """For each stream, the prompts of one round in their order.
 
     The same for the same arguments, so that all contestants are asked the same; and other ones in
     each round, so that nobody can answer from what is left of an earlier one. Only the shared
-    head is the same in all rounds of a workload.
+    head is the same in all rounds of a workload. Given prompts are asked in their order, round
+    after round, and begin again at the end.
     """
+    if workload.prompts:
+        return _given(workload, round_name)
     name = f"{seed} {workload!r}"
     head = some_words(random.Random(f"{name} head"), workload.shared_words)
     chance = random.Random(f"{name} {round_name}")

@@ -70,6 +70,8 @@ def test_shell_syntax() -> None:
         (["--url", "a=http://h:1", "--streams", "0"], "--streams"),
         (["--url", "a=http://h:1", "--margin", "0"], "--margin"),
         (["--bare", "none.gguf"], "none.gguf"),
+        (["--url", "a=http://h:1", "--prompts", "README.md"], "README.md"),
+        (["--url", "a=http://h:1", "--prompts", "none.json"], "none.json"),
         (["--bare", "README.md", "--slots", "1"], "--slots"),
         (["--compare-llama-server", "README.md", "--llama-server", "none"], "build-llama-server"),
     ],
@@ -171,6 +173,16 @@ def test_prompts_are_the_same_for_all_and_new_each_time(bench: Bench) -> None:
     assert len({tuple(words[:40]) for words in everything}) == 1
     assert len({tuple(words[40:]) for words in everything}) == 120
     assert workload.prompts_of(work, 2, "round 0")[0][0].split()[:40] != everything[0][:40]
+
+
+def test_given_prompts_are_asked_in_turn(bench: Bench, tmp_path: Path) -> None:
+    arguments, workload = bench("arguments"), bench("workload")
+    path = tmp_path / "prompts.json"
+    path.write_text('["a", "b", "c"]')
+    given = arguments.parser().parse_args(["--prompts", str(path)]).prompts
+    work = workload.Workload(2, words=24, shared_words=0, tokens=8, prompts=given)
+    rounds = [workload.prompts_of(work, 1, f"round {number}") for number in range(3)]
+    assert rounds == [[["a"], ["b"]], [["c"], ["a"]], [["b"], ["c"]]]
 
 
 def test_the_plot_is_well_formed_and_shows_everybody(bench: Bench) -> None:

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 
 from .acceptance import Acceptance
 from .costs import CostTable
+from .step_costs import StepCosts
 
 ALLOWANCE = 0.01
 """The share of decoding time that tries may cost."""
@@ -42,8 +43,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 4, 32
 """Steps between tries that fail."""
 FIRST_REFERENCE, LAST_REFERENCE = 8, 128
 """Steps with guesses after which a plain one is due, to see what it takes now."""
-PLAIN_FIRST = 3
-"""Plain steps of so many sequences before the first guess."""
 CHEAP = 0.01
 """A share of a plain step. Guessing that costs less is always worth a look at the guesses."""
 ENOUGH_EVIDENCE = 1.5
@@ -66,8 +65,7 @@ class DraftController:
     ) -> None:
         self._longest = longest
         self._limit = verify_limit
-        self._partitioned = partitioned
-        self._step_costs = CostTable()
+        self._step_costs = StepCosts(partitioned=partitioned)
         # Of guessing, by the tokens asked for; by the octave of the number of sequences.
         self._draft_costs: dict[int, CostTable] = {}
         self._new_acceptance = acceptance
@@ -108,7 +106,7 @@ class DraftController:
         room = self._limit - count
         if self._exhausted or room < 1:
             return 0
-        if self._since_plain >= self._reference or not self._knows_plain(count):
+        if self._since_plain >= self._reference or not self._step_costs.knows_plain(count):
             return 0
         if self._asking_is_cheap(count):
             return min(self._longest, room)
@@ -120,6 +118,13 @@ class DraftController:
             return 0
         supplied = max(1, round(self._supply * count))
         return self._decide(sequences, [supplied] * longest, None)
+
+    def keep(
+        self, lengths: Sequence[int], matched: Sequence[int], sequences: Sequence[Acceptance]
+    ) -> list[int]:
+        """How many guesses to verify of each sequence's, which are known now."""
+        longest = self.trim(lengths, sequences)
+        return [min(length, longest) for length in lengths]
 
     def trim(self, lengths: Sequence[int], sequences: Sequence[Acceptance]) -> int:
         """How many guesses to keep of each sequence's, which are known now."""
@@ -155,7 +160,9 @@ class DraftController:
         self._on = False
         # One guess each tells whether more are worth it, for the least.
         asking = self._draft_cost(count, 1) if lengths is None else 0.0
-        worst = asking + self._step_cost(count, counts[:1]) - self._step_costs.estimate(count)
+        worst = (
+            asking + self._step_costs.of_step(count, counts[:1]) - self._step_costs.estimate(count)
+        )
         worst = min(worst, MOST_AT_ONCE * self._step_costs.estimate(count))
         if not best or not (self._free or self._catching_up or self._account >= worst):
             self._dearest = worst if best else 0.0
@@ -191,7 +198,7 @@ class DraftController:
             if size > self._limit:
                 break
             committed += supply * more
-            seconds = self._step_cost(count, counts[: at + 1])
+            seconds = self._step_costs.of_step(count, counts[: at + 1])
             if lengths is None:
                 if counts[0] == count:
                     # Sometimes there is nothing to verify all the same.
@@ -201,28 +208,6 @@ class DraftController:
             if faster > gain:
                 best, gain = at + 1, faster
         return best, gain
-
-    def _step_cost(self, count: int, counts: Sequence[int]) -> float:
-        """Seconds of a step of ``count`` sequences with guesses for so many of them."""
-        return sum(map(self._step_costs.estimate, self._passes(count, counts)))
-
-    def _passes(self, count: int, counts: Sequence[int]) -> list[int]:
-        """The sizes of the pieces that the cache computes a batch in."""
-        if not self._partitioned:
-            return [count + sum(counts)]
-        passes, equal = [count], count
-        for more in counts:
-            if more == equal:
-                passes[-1] += more
-            else:
-                passes.append(more)
-                equal = more
-        return passes
-
-    def _knows_plain(self, count: int) -> bool:
-        """What a step without guesses takes: measured a few times, or between others."""
-        times = self._step_costs.times(count)
-        return times >= PLAIN_FIRST or (not times and self._step_costs.knows(count))
 
     def _draft_cost(self, count: int, tokens: int) -> float:
         """Seconds that asking for so many takes."""
@@ -242,6 +227,9 @@ class DraftController:
         return cost < CHEAP * self._step_costs.estimate(count)
 
     # -------------------------------------------------------------------------- experience
+
+    def watched(self, sequence: Acceptance, matched: int, judged: int, right: int) -> None:
+        """Nothing: guesses that cost something are asked for to be verified, and judged then."""
 
     def observe(
         self,
@@ -284,7 +272,7 @@ class DraftController:
             if self._since_plain >= self._reference:
                 self._reference = min(2 * self._reference, LAST_REFERENCE)
             self._since_plain = 0
-        self._learn_step(lengths, step_seconds)
+        self._step_costs.observe_step(lengths, step_seconds)
         spent = draft_seconds
         if judged:
             spent += step_seconds
@@ -328,17 +316,3 @@ class DraftController:
             self._draft_costs.clear()
         table = self._draft_costs.setdefault(count.bit_length(), CostTable())
         table.observe(asked, seconds)
-
-    def _learn_step(self, lengths: Sequence[int], seconds: float) -> None:
-        longest = max(lengths) - 1
-        counts = [sum(n > place for n in lengths) for place in range(1, longest + 1)]
-        passes = self._passes(len(lengths), counts)
-        if len(passes) == 1:
-            self._step_costs.observe(passes[0], seconds)
-            return
-        # Shared out by what each piece is thought to take.
-        expected = [self._step_costs.estimate(size) for size in passes]
-        whole = sum(expected)
-        for size, part in zip(passes, expected, strict=True):
-            if whole:
-                self._step_costs.observe(size, seconds * part / whole)

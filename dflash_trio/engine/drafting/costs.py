@@ -6,7 +6,7 @@ from bisect import bisect_left
 
 from attrs import define
 
-_EXACT = 8
+_EXACT = 32
 """Sizes up to this are told apart; larger ones are taken together by eighths of an octave."""
 _WEIGHT = 0.125
 """Of a new measurement, against all before it."""

@@ -8,17 +8,42 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...generation.status import DraftStatistics
 from ..model_runner import BatchSlice
-from .controller import DraftController
 from .draft_tree import NOTHING, DraftTree, grow
 from .provider import DraftProvider, RankingProvider, Wanted
 from .record import DraftRecord
 
 if TYPE_CHECKING:
     from ..verification import Run
+
+
+class Controller(Protocol):
+    """Says how many guesses are worth it; see ``controller.DraftController``."""
+
+    def new_acceptance(self) -> Any: ...
+
+    def choose(self, sequences: Sequence[Any]) -> int: ...
+
+    def keep(
+        self, lengths: Sequence[int], matched: Sequence[int], sequences: Sequence[Any]
+    ) -> list[int]: ...
+
+    def watched(self, sequence: Any, matched: int, judged: int, right: int) -> None: ...
+
+    def observe(
+        self,
+        lengths: Sequence[int],
+        judged: Sequence[tuple[Any, int, Sequence[int]]],
+        *,
+        committed: int,
+        asked: int,
+        draft_seconds: float,
+        step_seconds: float,
+        caught_up_seconds: float = 0.0,
+    ) -> None: ...
 
 
 Guesses = Sequence[int] | DraftTree
@@ -28,22 +53,26 @@ Guesses = Sequence[int] | DraftTree
 class Drafter:
     """Of chains; for trees see :class:`TreeDrafter`.
 
-    ``clock``: seconds. ``on_drafted`` is told how many seconds each guessing took. The provider
-    belongs to whoever made it, and is closed there."""
+    ``clock``: seconds. ``on_drafted`` is told how many seconds each guessing took.
+    ``on_working`` is told the generations that the provider is about to guess for, the empty set
+    where it is to look at a step, and ``None`` when it is done. The provider belongs to whoever
+    made it, and is closed there."""
 
     def __init__(
         self,
         provider: DraftProvider,
-        controller: DraftController,
+        controller: Controller,
         *,
         clock: Callable[[], float] = time.perf_counter,
         on_drafted: Callable[[float], object] = lambda _: None,
+        on_working: Callable[[frozenset[int] | None], object] = lambda _: None,
     ) -> None:
         self.provider = provider
         self._tree_budget: int | None = None
         self._controller = controller
         self._clock = clock
         self._on_drafted = on_drafted
+        self._on_working = on_working
         self._began = 0.0
         # Of the step under way: seconds of guessing, and guesses asked for of each sequence.
         self._drafting = 0.0
@@ -65,9 +94,13 @@ class Drafter:
         return self._asked
 
     def propose(
-        self, wanted: Sequence[Wanted | None], records: Sequence[DraftRecord | None]
+        self,
+        wanted: Sequence[Wanted | None],
+        records: Sequence[DraftRecord | None],
+        generations: frozenset[int] = frozenset(),
     ) -> list[Guesses]:
-        """Guesses for each sequence of the batch; none where nothing is wanted or known."""
+        """Guesses for each sequence of the batch; none where nothing is wanted or known.
+        ``generations``: of all of these sequences."""
         asked = [item for item in wanted if item is not None]
         if not asked:
             # Nobody has room for a guess: nothing was asked, and so nothing is learned of what
@@ -75,18 +108,40 @@ class Drafter:
             self._asked = 0
             return []
         begin = self._clock()
-        answers = iter(self._ask(asked))
+        self._on_working(generations)
+        try:
+            answers = iter(self._ask(asked))
+        finally:
+            self._on_working(None)
         self._drafting = self._clock() - begin
         self._on_drafted(self._drafting)
         guesses: list[Guesses] = [() if item is None else next(answers) for item in wanted]
-        longest = self._controller.trim(
-            [len(guess) for guess in guesses],
-            [record.acceptance for record in records if record is not None],
+        known = [record for record in records if record is not None]
+        matched = self._matched(wanted, guesses, known)
+        kept = self._controller.keep(
+            [len(guess) for guess in guesses], matched, [record.acceptance for record in known]
         )
         return [
-            guess.first(longest) if isinstance(guess, DraftTree) else guess[:longest]
-            for guess in guesses
+            guess.first(length) if isinstance(guess, DraftTree) else guess[:length]
+            for guess, length in zip(guesses, kept, strict=True)
         ]
+
+    def _matched(
+        self,
+        wanted: Sequence[Wanted | None],
+        guesses: Sequence[Guesses],
+        records: Sequence[DraftRecord],
+    ) -> list[int]:
+        """Tokens of a match that each guess follows; these guesses are compared with what is said,
+        whether they are verified or not."""
+        if not self.provider.matched:
+            return [0] * len(wanted)
+        answered = iter(self.provider.matched)
+        matched = [0 if item is None else next(answered) for item in wanted]
+        for record, guess, length in zip(records, guesses, matched, strict=True):
+            assert not isinstance(guess, DraftTree)
+            record.guess, record.matched = guess, length
+        return matched
 
     def want(self, row: int, tokens: Sequence[int], chosen: int, spare: int, cells: int) -> Wanted:
         """What is wanted for a sequence, where ``chosen`` tokens are to be guessed for each: of
@@ -113,7 +168,11 @@ class Drafter:
         """After a step: what stays of each slice, and what came of its outputs. Before any row is
         changed."""
         ended = self._clock()
-        self._tell(batch, kept, taken)
+        self._on_working(frozenset())
+        try:
+            self._tell(batch, kept, taken)
+        finally:
+            self._on_working(None)
         step_seconds = ended - self._began
         asked, draft_seconds = self._asked, self._drafting
         self._asked, self._drafting = 0, 0.0
@@ -122,11 +181,15 @@ class Drafter:
             return  # what a prompt's step takes tells nothing of guesses, and it had none
         judged = []
         for item, runs in zip(batch, taken, strict=True):
-            if item.outputs == 1 or not runs:
+            if not runs:
                 continue
             run, proposed = runs[0], item.outputs - 1
             record = run.sequence.drafts
             assert record is not None
+            if record.guess:
+                self._watch(run, record)
+            if not proposed:
+                continue
             record.proposed += proposed
             record.accepted += run.accepted
             self._runs += 1
@@ -146,6 +209,20 @@ class Drafter:
             # Of the latest question, which may have been in an earlier step.
             caught_up_seconds=min(self.provider.caught_up_seconds, draft_seconds),
         )
+
+    def _watch(self, run: Run, record: DraftRecord) -> None:
+        """Compare what was guessed for a sequence, whether verified or not, with what it said."""
+        guess, record.guess = record.guess, ()
+        if run.error is not None:
+            return
+        right = 0
+        said = run.sequence.answer[-run.kept :]
+        for token, ours in zip(said, guess, strict=False):
+            if token != ours:
+                break
+            right += 1
+        judged = min(right + 1, len(said), len(guess))
+        self._controller.watched(record.acceptance, record.matched, judged, right)
 
     # --------------------------------------------------------------------------- inspection
 
@@ -172,14 +249,17 @@ class TreeDrafter(Drafter):
     def __init__(
         self,
         provider: RankingProvider,
-        controller: DraftController,
+        controller: Controller,
         *,
         budget: int,
         paths: int,
         clock: Callable[[], float] = time.perf_counter,
         on_drafted: Callable[[float], object] = lambda _: None,
+        on_working: Callable[[frozenset[int] | None], object] = lambda _: None,
     ) -> None:
-        super().__init__(provider, controller, clock=clock, on_drafted=on_drafted)
+        super().__init__(
+            provider, controller, clock=clock, on_drafted=on_drafted, on_working=on_working
+        )
         self._ranking = provider
         self._paths = paths
         self._tree_budget = budget

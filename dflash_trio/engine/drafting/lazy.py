@@ -80,6 +80,8 @@ class LazyDraft:
 
     # ------------------------------------------------------------------- as a DraftProvider
 
+    matched = ()
+
     @property
     def caught_up_seconds(self) -> float:
         return 0.0 if self._provider is None else self._provider.caught_up_seconds
@@ -115,6 +117,19 @@ class LazyDraft:
     def replaced(self, row: int) -> None:
         if self._provider is not None:
             self._provider.replaced(row)
+
+    def rests(self, row: int) -> None:
+        if self._provider is not None:
+            self._provider.rests(row)
+
+    def abort(self) -> None:
+        # On the event loop, and only while the provider is at work: it is not taken away then.
+        if self._provider is not None:
+            self._provider.abort()
+
+    def rearm(self) -> None:
+        if self._provider is not None:
+            self._provider.rearm()
 
     def close(self) -> None:
         if self._provider is not None:

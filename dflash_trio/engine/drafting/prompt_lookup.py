@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from attrs import define, field
 
 from ..model_runner import BatchSlice
+from .match_chances import MOST_TOLD_APART
 from .provider import Wanted
 
 KIND = "prompt-lookup"
@@ -49,14 +50,25 @@ class _Index:
             places.update(zip(runs, range(first + length, end + 1), strict=False))
         self.indexed = end
 
-    def after(self, tokens: Sequence[int]) -> int | None:
-        """The position behind the latest of the longest matches with the end of ``tokens``."""
+    def after(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """The position behind the latest of the longest matches with the end of ``tokens``, and how
+        many tokens at least are the same there; 0 of them: there is none."""
         for length, places in self.places.items():
             if len(tokens) > length:
                 found = places.get(tuple(tokens[-length:]))
                 if found is not None:
-                    return found
-        return None
+                    return found, length
+        return 0, 0
+
+
+def _same_before(tokens: Sequence[int], place: int) -> int:
+    """How many tokens before position ``place`` are those at the end, up to MOST_TOLD_APART."""
+    most = min(place, MOST_TOLD_APART)
+    theirs, ours = tuple(tokens[place - most : place]), tuple(tokens[-most:])
+    if theirs == ours:
+        return most
+    pairs = zip(reversed(theirs), reversed(ours), strict=True)
+    return next(count for count, (one, other) in enumerate(pairs) if one != other)
 
 
 class PromptLookup:
@@ -69,8 +81,11 @@ class PromptLookup:
         self.longest = longest
         # By row. A row whose tokens may have changed has none, and is looked through again.
         self._rows: dict[int, _Index] = {}
+        self.matched: list[int] = []
+        """See ``provider.DraftProvider``."""
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        self.matched = []
         return [self._guess(item) for item in wanted]
 
     def _guess(self, wanted: Wanted) -> list[int]:
@@ -79,8 +94,11 @@ class PromptLookup:
         if index is None:
             index = self._rows[wanted.row] = _Index()
         index.extend(tokens)
-        place = index.after(tokens)
-        if place is None:
+        place, matched = index.after(tokens)
+        if matched == _GRAMS[0]:
+            matched = _same_before(tokens, place)
+        self.matched.append(matched)
+        if not matched:
             return []
         limit = min(wanted.limit, self.longest)
         guess = list(tokens[place : place + limit])
@@ -103,6 +121,17 @@ class PromptLookup:
 
     def replaced(self, row: int) -> None:
         self._rows.pop(row, None)
+
+    def rests(self, row: int) -> None:
+        # Half a kilobyte a token: a later sequence is looked through again, which takes less than
+        # a microsecond each.
+        self._rows.pop(row, None)
+
+    def abort(self) -> None:
+        """Nothing: it is done in a moment."""
+
+    def rearm(self) -> None:
+        pass
 
     def close(self) -> None:
         self._rows.clear()

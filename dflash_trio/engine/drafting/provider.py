@@ -5,7 +5,7 @@ sampler chooses. A bad provider costs time, and only that. So it may forget at a
 knows of a sequence, and has to go on when rows are rewound, copied or loaded behind its back: each
 such change is told to it.
 
-Runs on the worker's thread only, between the model's steps.
+Runs on the worker's thread only, between the model's steps; but for ``abort``.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ class DraftProvider(Protocol):
         of a prompt, and not on guesses. It will not spend that again."""
         ...
 
+    @property
+    def matched(self) -> Sequence[int]:
+        """Of the latest :meth:`propose`: how long a match each guess follows, in tokens, where that
+        says how sure it is. Empty where it does not."""
+        ...
+
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """For each, tokens that may follow its last one: at most ``limit``, none if it has no
         guess. Raises EngineError when its device is lost."""
@@ -74,6 +80,19 @@ class DraftProvider(Protocol):
 
     def replaced(self, row: int) -> None:
         """A row holds tokens that came from elsewhere, as from a stored state."""
+        ...
+
+    def rests(self, row: int) -> None:
+        """A row is nobody's for now. What it holds may stay there for a later sequence."""
+        ...
+
+    def abort(self) -> None:
+        """Give up the :meth:`propose` under way, as soon as that is possible: between what goes to
+        the device, and on CPUs at once. It has no guesses then. From any thread."""
+        ...
+
+    def rearm(self) -> None:
+        """Forget an earlier :meth:`abort`."""
         ...
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from attrs import define, field
 
 from .acceptance import Acceptance
+from .match_chances import MatchChances
 
 
 @define(eq=False)
@@ -16,8 +17,12 @@ class DraftRecord:
 
     tokens: Sequence[int]
     """All of the sequence, as it grows."""
-    acceptance: Acceptance
+    acceptance: Acceptance | MatchChances
     """How its guesses have fared lately."""
+    guess: Sequence[int] = field(default=(), init=False)
+    """All that was guessed for it in the step under way, whether it is verified or not."""
+    matched: int = field(default=0, init=False)
+    """Tokens of a match that it followed, if the draft tells."""
     proposed: int = field(default=0, init=False)
     """Tokens that were guessed for it and verified."""
     accepted: int = field(default=0, init=False)

@@ -28,6 +28,7 @@ class CheckingProvider:
 
     kind = "scripted"
     caught_up_seconds = 0.0
+    matched = ()
 
     def __init__(self, guess: Guess, *, longest: int = 8) -> None:
         self.longest = longest
@@ -36,6 +37,8 @@ class CheckingProvider:
         self.asked: list[list[Wanted]] = []
         self.observed = 0
         self.closed = False
+        self.aborted = False
+        self.rested: list[int] = []
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         self.asked.append(list(wanted))
@@ -100,6 +103,15 @@ class CheckingProvider:
 
     def replaced(self, row: int) -> None:
         self.rows[row] = None
+
+    def rests(self, row: int) -> None:
+        self.rested.append(row)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def rearm(self) -> None:
+        self.aborted = False
 
     def close(self) -> None:
         self.closed = True

@@ -2,7 +2,7 @@
 
 On the CPU in the bit-equal configuration (see test_exactness). Three drafts: an untrained one, of
 which nearly everything is rejected, the model itself, of which nearly everything is accepted, and
-the trained one that comes with the package.
+the trained one that comes with the package. Prompt lookup is in test_exact_on_real_models.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from dflash_trio.generation.events import Finished, Retired, TextDelta
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
 from dflash_trio.generation.status import DraftStatistics
 from tests.engine.drafting.scripted_provider import Always
+from tests.engine.drafting.test_exact_on_real_models import PROMPTS
 from tests.engine.engine_helpers import admit, prompt
 from tests.engine.test_runner_contract import BREAD, NIGHT, SEA, load_llama
 from tests.support.written_drafts import tokenizer_of, write_dflash
@@ -195,3 +196,28 @@ def test_who_leaves_inside_a_run_takes_nothing_along(house: House, draft: str) -
     assert left.ending is not None
     assert left.ending.reason == "cancelled"
     assert house.plain[1, 0].text.startswith(left.text)
+
+
+Answers = dict[tuple[int, int], Said]
+
+
+@pytest.fixture(scope="module")
+def twenty(house: House) -> tuple[list[PreparedPrompt], Answers]:
+    """Requests, and what is said to them without a draft."""
+    tokenize = house.runner.vocabulary.tokenize
+    # The last of them is long, which is others' business.
+    texts = (*PROMPTS[:19], f"{BREAD}. {BREAD[:20]}")
+    requests = [prompt(tokenize(text), 12, ignore_eos=True) for text in texts]
+    return requests, house.run(requests)[0]
+
+
+def test_greedy_text_is_plain_greedy_text(
+    house: House, twenty: tuple[list[PreparedPrompt], Answers], draft: str
+) -> None:
+    requests, plain = twenty
+    assert len(requests) == 20
+    said, drafts = house.run(requests, draft)
+    assert said == plain
+    assert drafts is not None
+    assert drafts.proposed > 100
+    assert drafts.accepted >= (0 if draft == "untrained" else 30)

@@ -315,6 +315,49 @@ def test_there_are_guesses_up_to_the_contexts_end(rows: Rows) -> None:
     assert [len(guess) for guess in found] == [1, 5]
 
 
+def test_a_draft_that_is_told_to_stop_has_no_guesses_and_recovers(rows: Rows) -> None:
+    """Also in a prompt that it has not seen, and where it stopped nothing is left."""
+    expected = alone(rows, LONG)
+    feed_long(rows, 0, LONG)
+    rows.provider.abort()
+    assert rows.guess(77, 0) == [[]]
+    rows.provider.rearm()
+    for row in (0, 1):
+        rows.rewind(row, 0)
+    assert alone(rows, LONG) == expected
+    feed_long(rows, 0, LONG)
+    guesses: list[list[int]] = []
+    for _ in range(4):
+        guesses = rows.guess(77, 0)
+    assert guesses == [expected]
+
+
+def test_a_batch_of_a_draft_is_cut_short_at_once_on_the_cpu(make: MakeRows) -> None:
+    """From another thread, right while llama.cpp computes."""
+    rows = make("draft-model")
+    expected = alone(rows, LONG)
+    feed_long(rows, 0, LONG)
+    context = rows.provider._context  # type: ignore[attr-defined]
+    looked = context._abort_flag
+
+    class Late:
+        """Says no when it is asked before a batch, and yes within it."""
+
+        def __getitem__(self, _place: int) -> bytes:
+            looked[0] = b"\1"
+            return b"\0"
+
+    context._abort_flag = Late()
+    assert rows.guess(77, 0) == [[]]
+    context._abort_flag = looked
+    rows.provider.rearm()
+    assert rows.provider._rows[0].tokens == []  # type: ignore[attr-defined]
+    guesses: list[list[int]] = []
+    for _ in range(4):
+        guesses = guesses if any(guesses) else rows.guess(77, 0)
+    assert guesses == [expected]
+
+
 def test_closing_twice_is_closing_once_and_the_model_goes_on(rows: Rows) -> None:
     rows.feed(r0=SHORT)
     rows.guess(77, 0)

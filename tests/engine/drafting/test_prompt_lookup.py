@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dflash_trio.engine.admission import KVLedger
+from dflash_trio.engine.drafting.drafter import Drafter
 from dflash_trio.engine.drafting.prompt_lookup import PromptLookup
 from dflash_trio.engine.drafting.provider import Wanted
+from dflash_trio.engine.scheduler import Scheduler
+from dflash_trio.engine.scripted_runner import ScriptedRunner
+from dflash_trio.engine.sequence import Sequence as EngineSequence
+from dflash_trio.engine.sequence import TokenView
+from tests.engine.drafting.scripted_provider import Always
+from tests.engine.engine_helpers import prompt
 
 
 def guess(provider: PromptLookup, text: str | Sequence[int], limit: int = 4, row: int = 0) -> str:
@@ -58,6 +67,20 @@ def test_the_limit_is_kept_and_the_longest_that_was_said_at_the_start() -> None:
     assert PromptLookup(3).longest == 3
 
 
+@pytest.mark.parametrize(
+    ("text", "matched"),
+    [("abXcab", 2), ("abcXabc", 3), ("abcdeXabcde", 5), ("abcdefgh", 0), ("ab" * 30, 16)],
+)
+def test_how_long_a_match_is_is_told_up_to_where_it_makes_no_difference(
+    text: str, matched: int
+) -> None:
+    provider = PromptLookup()
+    prompt, answer = text.encode()[:3], text.encode()[3:]
+    sequence = SimpleNamespace(prompt=tuple(prompt), answer=list(answer))
+    provider.propose([Wanted(0, TokenView(sequence), 4)])  # type: ignore[arg-type]
+    assert provider.matched == [matched]
+
+
 def test_rows_know_nothing_of_each_other() -> None:
     provider = PromptLookup()
     guess(provider, "secret words. secret", row=0)
@@ -70,9 +93,10 @@ def test_rows_know_nothing_of_each_other() -> None:
         lambda provider: provider.rewind(0, 0),
         lambda provider: provider.rewind(0, 3),
         lambda provider: provider.replaced(0),
+        lambda provider: provider.rests(0),
         lambda provider: provider.copy(1, 0, 5),
     ],
-    ids=["freed", "cut", "loaded", "copied into"],
+    ids=["freed", "cut", "loaded", "at rest", "copied into"],
 )
 def test_a_row_that_changed_hands_tells_nothing_of_what_it_held(change: object) -> None:
     provider = PromptLookup()
@@ -128,3 +152,25 @@ def test_a_token_costs_the_same_however_long_the_text_has_become() -> None:
         provider.propose([Wanted(0, tokens, 4)])
         most = max(most, Counting.read)
     assert most < 40
+
+
+def test_rows_that_are_kept_for_later_prompts_take_no_memory_of_the_lookup() -> None:
+    runner = ScriptedRunner(slots=3, cells=600, shares_cells=False)
+    ledger = KVLedger(slots=2, pool=400, max_ctx=200, decode_headroom=24)
+    provider = PromptLookup()
+    scheduler = Scheduler(
+        runner, ledger, chunk=64, prefixes=1, drafter=Drafter(provider, Always(16))
+    )
+    for number in range(3):
+        prepared = prompt(f"one two one two {number}", 20)
+        hold = ledger.try_reserve(prepared.prompt_tokens, 20)
+        assert hold is not None
+        scheduler.add(EngineSequence(number, prepared, hold))
+        held = False
+        while not scheduler.idle:
+            scheduler.step()
+            held = held or bool(provider._rows)
+        assert held
+        ledger.release(hold)
+    assert scheduler.statistics().prefixes_cached
+    assert not provider._rows

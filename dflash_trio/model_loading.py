@@ -164,7 +164,7 @@ def _load_draft(
     spec = DraftSpec(
         file,
         devices=(place.device,),
-        context=draft_context(target, file.spare),
+        context=draft_context(target, file.spare, on_cpu=place.device.is_cpu),
         chunk=model.chunk,
         threads=threads,
         flash_attn=model.flash_attn,
@@ -176,7 +176,13 @@ def _load_draft(
     def load() -> DraftProvider:
         log.info("%s loads its draft (%s) %s", model.name, file.kind, file.path)
         if file.is_block_draft:
-            return DFlashProvider(runner.context, spec, on_progress=progress, stopped=stopped)
+            return DFlashProvider(
+                runner.context,
+                spec,
+                on_progress=progress,
+                stopped=stopped,
+                batch_rows=runner.batch_rows,
+            )
         return DraftModelProvider(
             spec,
             vocabulary_size=runner.vocabulary.size,

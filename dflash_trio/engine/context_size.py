@@ -109,11 +109,12 @@ def tree_paths(slots: int, verified: int) -> int:
     return max(0, min(LARGEST_SEQUENCES - slots, verified - slots))
 
 
-def draft_context(target: ContextSize, spare: int) -> ContextSize:
-    """A draft's cache: laid out as its target's would be without trees, with ``spare`` more cells
-    for each sequence."""
+def draft_context(target: ContextSize, spare: int, *, on_cpu: bool) -> ContextSize:
+    """A draft's cache: on a CPU laid out as its target's would be without trees, with ``spare``
+    more cells for each sequence. On a GPU shared by all: a partitioned one computes rows at once
+    only if they lie beside each other."""
     pool = target.pool + target.slots * spare
-    partitioned = target.pool >= target.slots * target.max_ctx
+    partitioned = on_cpu and target.pool >= target.slots * target.max_ctx
     return ContextSize(target.max_ctx + spare, pool, target.slots, partitioned)
 
 

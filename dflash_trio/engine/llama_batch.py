@@ -34,6 +34,8 @@ class LlamaBatch:
         # Of each output, as the slices count them: its token's row, and its place among them all.
         self._rows: list[int] = []
         self._places: list[int] = []
+        self.first_rows: list[int] = []
+        """Of each slice of the last batch, its first token's row."""
 
         def pointer(array: Any, kind: Any) -> Any:
             return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
@@ -48,6 +50,11 @@ class LlamaBatch:
             logits=pointer(self._output, ctypes.c_int8),
         )
         """What llama_decode takes."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens at most."""
+        return self._capacity
 
     def __len__(self) -> int:
         """Tokens."""
@@ -80,10 +87,12 @@ class LlamaBatch:
             outputs += item.outputs
         self._rows = [0] * outputs
         self._places = [0] * outputs
+        self.first_rows = [0] * len(slices)
         for index in batch_order(slices):
             item = slices[index]
             if not item.tokens:
                 raise EngineError("an empty slice")
+            self.first_rows[index] = at
             end = at + len(item.tokens)
             if end > self._capacity:
                 raise EngineError(f"a batch of more than {self._capacity} tokens")

@@ -75,13 +75,16 @@ class DFlashProvider:
         on_progress: Callable[[float], None] = lambda _fraction: None,
         stopped: threading.Event | None = None,
         steady_shapes: bool | None = None,
+        batch_rows: Callable[[Sequence[BatchSlice]], list[int]] = batch_rows,
     ) -> None:
         """``target``: the native context of the model. Loads; raises as DraftContext does.
 
         ``steady_shapes``: inject batches of one size, with rows in vain; by default on a GPU. A
         CUDA graph is replayed for batches of one size and captured anew for another, which takes
-        longer than those rows.
+        longer than those rows. ``batch_rows``: of each slice of the target's last batch, its first
+        token's row, where that has more in it than these slices.
         """
+        self._batch_rows = batch_rows
         self._context = DraftContext(
             spec, on_progress=on_progress, stopped=stopped or threading.Event()
         )
@@ -314,7 +317,7 @@ class DFlashProvider:
             batch,
             [
                 slice(begin, begin + count)
-                for begin, count in zip(batch_rows(batch), kept, strict=True)
+                for begin, count in zip(self._batch_rows(batch), kept, strict=True)
             ],
             kept,
         )
@@ -324,7 +327,7 @@ class DFlashProvider:
             batch,
             [
                 [begin + place for place in path]
-                for begin, path in zip(batch_rows(batch), paths, strict=True)
+                for begin, path in zip(self._batch_rows(batch), paths, strict=True)
             ],
             [len(path) for path in paths],
         )

@@ -32,6 +32,7 @@ from .llama_abi import (
     silence_llama_log,
 )
 from .llama_batch import LlamaBatch
+from .llama_fillers import fillers
 from .llama_model_params import CACHE_TYPES, FLASH_ATTENTION, ModelParams, find_devices
 from .llama_sampler import ChainSampler, GreedySampler, SamplingThreads
 from .llama_tree import TreePaths
@@ -240,6 +241,8 @@ class LlamaRunner:
         self.launches_ahead = not on_cpu and self.info.gpu_layers > llama.llama_model_n_layer(
             self._model
         )
+        rewinds = self.rewinds_freely and (not self._window or params.swa_full)  # for fillers
+        self.wants_runs = bool(self._size.partitioned and self.launches_ahead and rewinds)
         # Beside the model's files, all that the bytes of save() depend on. Sizes are among them:
         # they decide on the layout, and in some models on the factors of rotary positions.
         self.state_facts = (
@@ -292,10 +295,14 @@ class LlamaRunner:
         self, batch: Sequence[BatchSlice], launched: Callable[[], None] = lambda: None
     ) -> DecodeOutcome:
         trees = self.tree_paths and any(item.parents is not None for item in batch)
-        self._batch.fill(batch, self._trees.prepare(batch) if trees else None)
+        room = self._batch.capacity if self.wants_runs else 0
+        between = fillers(batch, self.sequence_length, self.max_ctx, room)
+        self._batch.fill([*batch, *between], self._trees.prepare(batch) if trees else None)
         self._logits = self._likeliest = None
         begin = perf_counter()
         code = llama.llama_decode(self.context, self._batch.native)
+        for filler in between:  # changes no cell that the step may yet read
+            self.rewind(filler.seq_id, filler.position)
         if code == 0:
             if self.launches_ahead:
                 launched()
@@ -312,6 +319,10 @@ class LlamaRunner:
         raise EngineError(
             f"llama_decode failed with {code} on a batch of {len(self._batch)} tokens"
         )
+
+    def batch_rows(self, batch: Sequence[BatchSlice]) -> list[int]:
+        """Of each slice of the last batch: its first token's row in it."""
+        return self._batch.first_rows[: len(batch)]
 
     def output_row(self, output: int) -> int:
         """The batch row whose logits are output ``output`` of the last batch."""

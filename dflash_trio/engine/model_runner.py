@@ -159,6 +159,11 @@ class CacheRows(Protocol):
         cells of its own."""
         ...
 
+    @property
+    def wants_runs(self) -> bool:
+        """Steps take less time where the rows of a batch lie beside each other."""
+        ...
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Give sequence ``target``, which must be empty, the first ``length`` tokens of
         ``source``. Moves no data where cells are shared."""

@@ -213,7 +213,7 @@ def draft_demand(model: ModelConfig, file: ModelFile, draft: DraftFile, *, gpus:
     waiting = pending_bytes(step) if draft.is_block_draft else 0
     return Demand(
         shape=draft.shape,
-        context=draft_context(target.context, draft.spare),
+        context=draft_context(target.context, draft.spare, on_cpu=not gpus),
         microbatch=batch,
         flash_attention=target.flash_attention,
         keeps_prefixes=True,

@@ -217,10 +217,20 @@ class PrefixCache:
         a run are computed at once."""
         if not self._empty and not self.evict():
             raise EngineError("more sequences than rows")
-        row = min(self._empty, key=lambda r: (not self._is_beside_running(r), r))
+        if self._runner.wants_runs and self._running:
+            # Of the idle rows, too, in the order of their last use.
+            row = min((*sorted(self._empty), *self._idle), key=self._growth)
+            if row in self._idle:
+                self._evict(row)
+        else:
+            row = min(self._empty, key=lambda r: (not self._is_beside_running(r), r))
         self._empty.remove(row)
         self._running.add(row)
         return row
+
+    def _growth(self, row: int) -> int:
+        """By how much the span of running rows would grow with this one; 0 within it."""
+        return max(0, min(self._running) - row, row - max(self._running))
 
     def _is_beside_running(self, row: int) -> bool:
         return row - 1 in self._running or row + 1 in self._running
@@ -272,12 +282,14 @@ class PrefixCache:
         if not self._idle:
             return False
         oldest = next(iter(self._idle))
-        row = next(filter(self._is_beside_running, self._idle), oldest)
+        self._evict(next(filter(self._is_beside_running, self._idle), oldest))
+        return True
+
+    def _evict(self, row: int) -> None:
         tokens = self._forget_idle(row)
         if self._is_worth_saving(len(tokens)):
             self._save(row, tokens)
         self._clear(row)
-        return True
 
     def _is_worth_saving(self, tokens: int) -> bool:
         """Whether so many tokens, which somebody may ask for again or not, are better copied out

@@ -166,6 +166,7 @@ class ScriptedRunner:
         slots: int = 1,
         cells: int = 4096,
         shares_cells: bool = True,
+        wants_runs: bool = False,
         rewinds_freely: bool = True,
         launches_ahead: bool = False,
         window: int | None = None,
@@ -198,6 +199,7 @@ class ScriptedRunner:
         self._script = script
         self._before_decode = before_decode
         self.shares_cells = shares_cells
+        self.wants_runs = wants_runs
         self.rewinds_freely = rewinds_freely
         self.launches_ahead = launches_ahead
         self.saving_costs = saving_costs

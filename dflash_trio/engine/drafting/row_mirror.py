@@ -18,7 +18,7 @@ class RowMirror:
     def __init__(self, rows: CacheRows, provider: DraftProvider) -> None:
         self._rows = rows
         self._provider = provider
-        self.shares_cells = rows.shares_cells
+        self.shares_cells, self.wants_runs = rows.shares_cells, rows.wants_runs
         # What only reads goes through as it is.
         self.save = rows.save
         self.can_rewind = rows.can_rewind

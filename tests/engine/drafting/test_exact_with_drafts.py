@@ -133,7 +133,9 @@ def house(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
     def spec(path: Path) -> DraftSpec:
         file = check_draft_file(str(path), LONGEST, target)
         devices = (DevicePlacement("cpu", 0),)
-        return DraftSpec(file, devices, draft_context(size, file.spare), chunk=CHUNK, threads=1)
+        return DraftSpec(
+            file, devices, draft_context(size, file.spare, on_cpu=True), chunk=CHUNK, threads=1
+        )
 
     drafts: dict[str, DraftProvider] = {
         "untrained": DFlashProvider(runner.context, spec(untrained)),

@@ -148,7 +148,7 @@ def make(runner: LlamaRunner, target: Path, drafts: dict[str, Path]) -> Iterator
         pool = 400 if runner.shares_cells else None
         file = check_draft_file(str(drafts[kind]), longest, check_model_file(str(target)))
         size = context_size(trained=2048, slots=SLOTS, max_ctx=MAX_CTX, pool=pool)
-        context = draft_context(size, file.spare)
+        context = draft_context(size, file.spare, on_cpu=True)
         spec = DraftSpec(file, CPU, context, chunk=CHUNK, threads=1)
         provider: DraftProvider
         if file.is_block_draft:
@@ -456,7 +456,9 @@ def test_a_model_that_drafts_for_itself_is_right(runner: LlamaRunner, target: Pa
     runner.rewind(1, 0)
     file = check_draft_file(str(target), 6, check_model_file(str(target)))
     size = context_size(trained=2048, slots=SLOTS, max_ctx=MAX_CTX, pool=None)
-    spec = DraftSpec(file, CPU, draft_context(size, file.spare), chunk=CHUNK, threads=1)
+    spec = DraftSpec(
+        file, CPU, draft_context(size, file.spare, on_cpu=True), chunk=CHUNK, threads=1
+    )
     provider = DraftModelProvider(spec, vocabulary_size=runner.vocabulary.size)
     assert provider.propose([Wanted(0, [*SHORT, 77], 6)]) == [said[1:]]
     provider.close()

@@ -153,7 +153,7 @@ def house(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
         spec = DraftSpec(
             file,
             (DevicePlacement("cpu", 0),),
-            draft_context(size, file.spare),
+            draft_context(size, file.spare, on_cpu=True),
             chunk=CHUNK,
             threads=1,
         )

@@ -3,7 +3,7 @@
 A line of ``dflash-server`` is parsed by the real parser, and checked as by ``--check`` where its
 devices are here; those of the scripts are held against their parsers; every ``curl`` and every
 Python block is run against a real server; the tutorial is gone through from its first step to its
-last. Models, ports and folders are put in the place of the page's, and nothing else.
+last. Models, ports and folders are put in the place of the page's, and threads are fewer.
 """
 
 from __future__ import annotations
@@ -313,7 +313,9 @@ def test_the_tutorial_leads_to_two_models(
     assert len(steps) == 3
     for launch, asked in steps:
         (words,) = launch.commands
-        with server_process(["--port=0", *words[1:]]) as process:
+        # llama.cpp's threads wait for each other, for long where others are at work too.
+        threads = [] if "--config" in words else ["--threads=1"]
+        with server_process(["--port=0", *threads, *words[1:]]) as process:
             trio.run(process.until_ready)
             said = ""
             for block in asked:

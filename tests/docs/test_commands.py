@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -93,7 +94,9 @@ def server_lines() -> Iterator[tuple[str, list[str]]]:
             for words in block.commands:
                 program = next((i for i, word in enumerate(words) if word in SERVER), None)
                 if program in (0, 1) and "docker" not in words:
-                    yield str(block), words[program + 1 :]
+                    behind = words[program + 1 :]
+                    ends = (i for i, word in enumerate(behind) if re.match(r"[0-9]?>|[&|]", word))
+                    yield str(block), behind[: next(ends, len(behind))]
 
 
 SERVER_LINES = list(server_lines())
@@ -219,7 +222,7 @@ def server(smollm2: Path) -> Iterator[ServerProcess]:
 
 
 def ran(command: list[str], folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    (folder / ".curlrc").write_text("max-time = 60\nfail-with-body\n")
+    (folder / ".curlrc").write_text("max-time = 60\nfail\n")
     environment = {**os.environ, "CURL_HOME": str(folder), "PYTHONPATH": str(ROOT), **env}
     return subprocess.run(
         command,
@@ -260,26 +263,48 @@ def test_what_clients_are_told_to_send_is_answered(
 
 
 class Desk:
-    """The tutorial's folder: a ``.venv`` with our program, the two models, and a free port."""
+    """The tutorial's folder: a ``.venv`` with our program, and the two models."""
 
     def __init__(self, folder: Path, models: dict[str, Path]) -> None:
         self.folder = folder
         program = folder / ".venv" / "bin" / "dflash-server"
         program.parent.mkdir(parents=True)
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dflash_trio "$@"\n')
+        # llama.cpp's threads wait for each other, for long where others are at work too.
+        program.write_text(
+            '#!/bin/sh\ncase "$*" in *--config*) ;; *) set -- --threads=1 "$@" ;; esac\n'
+            f'exec "{sys.executable}" -m dflash_trio "--port=$TEST_PORT" "$@"\n'
+        )
         program.chmod(0o755)
         (folder / ".demo" / "models").mkdir(parents=True)
         for name, path in models.items():
             (folder / ".demo" / "models" / name).symlink_to(path)
 
     def run(self, block: Block, port: int) -> str:
+        """What it says, on both streams."""
         text = block.text.replace("127.0.0.1:8080", f"127.0.0.1:{port}")
-        if "&\n" in text:
+        if "&\n" in text and "wait" not in text:
             text += 'kill "$!"\n'  # nobody waits for the long answer
         command = [sys.executable, "-c", text] if block.is_python else ["sh", "-c", text]
-        result = ran(command, self.folder)
+        result = ran(command, self.folder, TEST_PORT=str(port))
         assert result.returncode == 0, f"{block}: {result.stdout}{result.stderr}"
-        return result.stdout
+        return result.stdout + result.stderr
+
+    def goes_through(self, blocks: Sequence[Block], port: int) -> None:
+        """Each does something, and what the page shows of it was said."""
+        said = ""
+        for block in blocks:
+            if block.language == "text":
+                shown = said.replace("\r", "")
+                assert shown == block.text, f"{block} shows what was not said: {shown}"
+            else:
+                said = self.run(block, port)
+                assert said
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def is_server(block: Block) -> bool:
@@ -292,6 +317,10 @@ def is_server(block: Block) -> bool:
     )
 
 
+SECOND_REQUEST = next(b for b in BLOCKS if b.page == "README.md" and b.run_by)
+"""The README's, which the demo answers as the tutorial's second server does."""
+
+
 @pytest.mark.real
 def test_the_tutorial_leads_to_two_models(
     tmp_path: Path, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
@@ -299,8 +328,9 @@ def test_the_tutorial_leads_to_two_models(
     with_curl()
     desk = Desk(tmp_path, models)
     monkeypatch.chdir(tmp_path)
-    # Each server with what is done while it runs, in the order of the page.
-    steps: list[tuple[Block, list[Block]]] = []
+    # Each server with what is done while it runs, in the order of the page; at the end what starts
+    # one itself.
+    steps: list[tuple[Block | None, list[Block]]] = []
     for block in (block for block in BLOCKS if block.page == TUTORIAL):
         if block.why_not_run or "cuda" in block.text:
             continue
@@ -308,22 +338,23 @@ def test_the_tutorial_leads_to_two_models(
             (tmp_path / block.note.removeprefix("file: ")).write_text(block.text)
         elif is_server(block):
             steps.append((block, []))
+        elif "server=$!" in block.text:
+            steps.append((None, [block]))
         elif block.is_shell or block.is_python or block.language == "text":
             steps[-1][1].append(block)
-    assert len(steps) == 3
+    assert [launch is not None for launch, _ in steps] == [True, True, True, False]
     for launch, asked in steps:
+        if launch is None:
+            desk.goes_through(asked, free_port())
+            continue
         (words,) = launch.commands
-        # llama.cpp's threads wait for each other, for long where others are at work too.
         threads = [] if "--config" in words else ["--threads=1"]
         with server_process(["--port=0", *threads, *words[1:]]) as process:
             trio.run(process.until_ready)
-            said = ""
-            for block in asked:
-                if block.language == "text":
-                    shown = said.replace("\r", "")
-                    assert shown == block.text, f"{block} shows what was not said: {shown}"
-                else:
-                    said = desk.run(block, process.port)
-                    assert said
+            desk.goes_through(asked, process.port)
+            if "--load-balancing" in words:
+                said = desk.run(SECOND_REQUEST, process.port)
+                assert "x-dflash-model: gemma" in said
+                assert "x-dflash-fallback: busy" in said
             process.signal()
             assert trio.run(process.exit_code) == 0

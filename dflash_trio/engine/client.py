@@ -22,6 +22,7 @@ from ..generation.events import Event, Failed, Finished, Retired, TextDelta
 from ..generation.request import PreparedPrompt
 from ..generation.status import EngineStatistics, EngineTimings
 from .admission import Hold
+from .health import EngineHealth, Health
 from .model_runner import ModelLoadError
 from .step_meter import StepMeter
 from .worker import Died, Ended, EngineWorker, Load, LoadProgress, LoopGone, Outgoing, Ready
@@ -124,8 +125,7 @@ class EngineClient:
         self.name = name
         self.ready: Ready | None = None
         """Set once the model is loaded."""
-        self.unhealthy_reason: str | None = None
-        """Why it takes no new requests; ``None`` while it is well."""
+        self.health = EngineHealth()
         self.abandoned = False
         """The thread did not end when told to."""
         self._load = load
@@ -139,8 +139,6 @@ class EngineClient:
         self._stop_requested = trio.Event()
         self._ended = trio.Event()
         self._load_error: str | None = None
-        # Unhealthy for a reason that may pass: it does once everybody is retired after all.
-        self._may_recover = False
 
     # --------------------------------------------------------------------------- lifetime
 
@@ -181,7 +179,7 @@ class EngineClient:
                 if self.abandoned:
                     # Nobody will say any more what becomes of these.
                     reason = "the engine did not end in time and was abandoned"
-                    self.unhealthy_reason = self.unhealthy_reason or reason  # its owner logs it
+                    self.health.enter(Health.LOST, reason)  # its owner logs it
                     self._give_up(reason)
                 nursery.cancel_scope.cancel()  # lets go of a thread that is still there
         if self._load_error is not None:
@@ -239,25 +237,29 @@ class EngineClient:
 
     @property
     def healthy(self) -> bool:
-        return self.ready is not None and self.unhealthy_reason is None
+        return self.health.state is Health.HEALTHY
+
+    @property
+    def unhealthy_reason(self) -> str | None:
+        """Why it takes no new requests; ``None`` while it is well."""
+        return self.health.reason
 
     def mark_unhealthy(self, reason: str, *, may_recover: bool = False) -> None:
         """Take no new requests from now on. The first reason stays.
 
         ``may_recover``: until everybody who is in the engine now has been retired after all.
         """
-        if self.unhealthy_reason is None:
+        was_well = self.unhealthy_reason is None
+        if self.health.enter(Health.STALLED if may_recover else Health.LOST, reason) and was_well:
             log.error("%s is unhealthy: %s", self.name, reason)
-            self.unhealthy_reason = reason
-            self._may_recover = may_recover
-        elif not may_recover:
-            self._may_recover = False
 
     def _recover(self) -> None:
-        if self._may_recover and not self._live:
+        if (
+            not self._live
+            and self.health.state is Health.STALLED
+            and self.health.enter(Health.HEALTHY)
+        ):
             log.warning("%s is healthy again: its stalled step has returned", self.name)
-            self.unhealthy_reason = None
-            self._may_recover = False
 
     def submit(self, prepared: PreparedPrompt, hold: Hold) -> Generation:
         """Hand a sequence to the engine. Does not wait. Raises EngineFailed when it is dead."""
@@ -314,6 +316,7 @@ class EngineClient:
                 self._on_progress(fraction)
             case Ready():
                 self.ready = message
+                self.health.enter(Health.HEALTHY)
                 self._loaded.set()
             case Died(reason, while_loading):
                 if while_loading or self.ready is None:

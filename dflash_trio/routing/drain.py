@@ -12,7 +12,7 @@ the controller exits when the connections have ended; the phases only make sure 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, Callable, Mapping
 from typing import Literal, NoReturn, Protocol
 
 import trio
@@ -25,6 +25,14 @@ CUT_GRACE = 2.0
 """Seconds from finalizing to cutting: for terminal events to be written."""
 
 Phase = Literal["serving", "draining", "finalizing", "cutting"]
+
+LAWFUL: Mapping[Phase, frozenset[Phase]] = {
+    "serving": frozenset({"draining"}),
+    "draining": frozenset({"finalizing"}),
+    "finalizing": frozenset({"cutting"}),
+    "cutting": frozenset(),
+}
+"""From each phase, the phases that may follow. A process that has nothing left exits from any."""
 
 
 class Connections(Protocol):
@@ -83,11 +91,17 @@ class DrainController:
         else:
             self._exit_now()
 
+    def _enter(self, phase: Phase) -> bool:
+        """Go on to ``phase`` if that may follow; whether it does. Signals and timers may cross."""
+        if phase not in LAWFUL[self.phase]:
+            return False
+        self.phase = phase
+        return True
+
     async def begin(self) -> None:
         """Take nothing new; let what runs come to its end as each model's policy says."""
-        if self.phase != "serving":
+        if not self._enter("draining"):
             return
-        self.phase = "draining"
         log.info("shutting down: %d requests in flight", len(self._router.reservations))
         self._connections.stop_accepting()
         for model in self._router.models:
@@ -99,13 +113,12 @@ class DrainController:
 
     async def _finalize_and_cut(self, delay: float) -> None:
         await trio.sleep(delay)
-        if self.phase == "draining":
-            self.phase = "finalizing"
+        if self._enter("finalizing"):
             log.info("ending %d requests now", len(self._router.reservations))
             for model in self._router.models:
                 model.client.finalize_all()
         await trio.sleep(CUT_GRACE)
-        self.phase = "cutting"
+        self._enter("cutting")
         self._connections.abort_connections()
         # Nobody is left to generate for. An engine that hangs in a step is abandoned after its
         # bound, and with that the requests that still wait for it to let go of them.

@@ -539,7 +539,7 @@ def test_a_load_that_outlives_the_event_loop_ends_in_silence(
 async def test_whatever_the_thread_leaves_unsaid_is_said_when_it_ends() -> None:
     # A generation that the thread never heard of, as after a submission that came too late.
     client = EngineClient("scripted", scripted_load())
-    client.ready = Ready(None, None, None, ())  # type: ignore[arg-type]
+    client._handle(Ready(None, None, None, ()))  # type: ignore[arg-type]
     client._worker = client_module.EngineWorker("scripted", scripted_load(), lambda _: None)
     ready = scripted_load()(lambda _: None, threading.Event())
     prepared = prompt("abc")

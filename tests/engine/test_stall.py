@@ -8,6 +8,7 @@ import trio
 from dflash_trio.engine import client as client_module
 from dflash_trio.engine import step_clock
 from dflash_trio.engine.client import EngineClient
+from dflash_trio.engine.health import Health
 from dflash_trio.engine.step_clock import StepClock
 from dflash_trio.generation.errors import EngineFailed
 from dflash_trio.generation.events import Failed, Retired
@@ -165,6 +166,7 @@ async def test_after_a_stalled_step_nothing_more_is_computed_for_those_it_failed
 @pytest.mark.parametrize("lasting_first", [True, False])
 def test_a_reason_that_does_not_pass_is_not_lifted_by_one_that_does(lasting_first: bool) -> None:
     client = EngineClient("m", scripted_load())
+    client.health.enter(Health.HEALTHY)
     for may_recover in (not lasting_first, lasting_first):
         client.mark_unhealthy(f"may recover: {may_recover}", may_recover=may_recover)
     client._recover()

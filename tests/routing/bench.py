@@ -105,7 +105,7 @@ class HandModel(ServedModel):
         ledger = KVLedger(slots=slots, pool=cells, max_ctx=max_ctx, decode_headroom=headroom)
         self.engine = HandEngine(retires_cancelled=retires_cancelled)
         client = EngineClient(name, never_loaded)
-        client.ready = Ready(info, vocabulary, ledger, ())
+        client._handle(Ready(info, vocabulary, ledger, ()))
         client._worker = self.engine  # type: ignore[assignment]
         self.engine.deliver = client._dispatch
         self.scripted_vocabulary = vocabulary

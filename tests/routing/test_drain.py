@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import get_args
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dflash_trio.generation.errors import Draining
-from dflash_trio.routing.drain import CUT_GRACE, DrainController
+from dflash_trio.routing.drain import CUT_GRACE, LAWFUL, DrainController, Phase
 
 from .bench import Bench, FakeConnections, HandModel, ProcessEnded, bench, exit_now
 
@@ -224,3 +225,13 @@ async def test_engines_are_told_to_stop_with_the_cut_and_not_before(
         await trio.sleep(0.2)
         assert s.phase == "cutting"
         assert [model.engine.stopped for model in models] == [True, True]
+
+
+def test_the_phases_go_one_way_and_the_table_names_each() -> None:
+    assert set(LAWFUL) == set(get_args(Phase))
+    phases: list[Phase] = ["serving"]
+    while LAWFUL[phases[-1]]:
+        (after,) = LAWFUL[phases[-1]]
+        assert after not in phases
+        phases.append(after)
+    assert phases == ["serving", "draining", "finalizing", "cutting"]

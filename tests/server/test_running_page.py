@@ -13,10 +13,8 @@ import socket
 import ssl
 import subprocess
 import sys
-import textwrap
 import threading
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,9 @@ import yaml
 
 from dflash_trio.cli import parse_command_line
 from dflash_trio.config import ServerConfig
+from dflash_trio.engine.client import WORKER_STOP_BOUND
+from dflash_trio.routing.drain import CUT_GRACE
+from dflash_trio.server import EXIT_MARGIN
 from tests.engine.written_models import write_model
 from tests.support.http_client import PATIENCE
 
@@ -34,11 +35,6 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
 EXAMPLES = ROOT / "docs" / "examples"
 
-NOT_RUN = {
-    "systemd": "no systemd runs where the tests do: the unit is verified, the messages are tested",
-    "Docker": "no Docker is there: what goes into the image is tested, and its options",
-    "Compose, with Open WebUI": "no Docker is there: the file's options are tested",
-}
 RUN = {"Before a start", "Unix socket", "TLS", "Completion"}
 
 
@@ -55,11 +51,15 @@ def blocks(language: str) -> dict[str, list[str]]:
 SH = blocks("sh")
 
 
-def test_every_command_is_run_here_or_the_reason_is_known() -> None:
-    assert set(SH) == RUN | set(NOT_RUN)
-    for title in NOT_RUN:
-        section = PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
-        assert re.search(r"not been (run|built)|Not run", section), title
+def test_what_the_page_says_is_run_here_is() -> None:
+    """What is not run has its reason on the page: tests/docs/test_commands.py. Its readers are told
+    too."""
+    for section in PAGE.split("\n## ")[1:]:
+        title = section.split("\n", 1)[0]
+        ours = "<!-- run by: tests/server/test_running_page.py -->" in section
+        assert ours == (title in RUN), title
+        if "<!-- not run: " in section:
+            assert re.search(r"not been (run|built)|Not run", section), title
 
 
 class Machine:
@@ -392,18 +392,42 @@ def test_compose_gives_the_server_a_launch_and_time_to_drain() -> None:
     assert "ports" not in server
 
 
-def containers() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    (block,) = blocks("yaml")["Kubernetes"]
-    pod = yaml.safe_load(textwrap.dedent(block))["spec"]["template"]["spec"]
-    yield from ((pod, container) for container in pod["containers"])
+def manifests() -> dict[str, dict[str, Any]]:
+    text = (EXAMPLES / "kubernetes.yaml").read_text()
+    return {document["kind"]: document for document in yaml.safe_load_all(text)}
 
 
 def test_a_pod_is_a_launch_and_has_time_to_drain() -> None:
-    ((pod, container),) = containers()
+    pod = manifests()["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
     config = launch([*instruction("ENTRYPOINT")[1:], *container["args"]])
     assert config.listener.drain_timeout is not None
+    assert [model.sigterm_policy for model in config.models] == ["drain"]
     before = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod["terminationGracePeriodSeconds"] > before + config.listener.drain_timeout + 17
+    needed = before + config.listener.drain_timeout + CUT_GRACE + WORKER_STOP_BOUND + EXIT_MARGIN
+    assert pod["terminationGracePeriodSeconds"] > needed
+    (port,) = container["ports"]
+    assert port["containerPort"] == config.listener.port
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[probe]["httpGet"] == {"path": "/health", "port": config.listener.port}
+        assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
     assert f"USER {pod['securityContext']['runAsUser']}" in dockerfile()
+    # What it mounts holds the model that it loads.
+    (mount,), (volume,) = container["volumeMounts"], pod["volumes"]
+    assert mount["name"] == volume["name"]
+    assert config.models[0].path.startswith(f"{mount['mountPath']}/")
+
+
+def test_the_service_leads_to_the_pods() -> None:
+    service, deployment = manifests()["Service"], manifests()["Deployment"]["spec"]
+    labels = deployment["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == labels == deployment["selector"]["matchLabels"]
+    (port,) = service["spec"]["ports"]
+    (container,) = deployment["template"]["spec"]["containers"]
+    assert port["targetPort"] in [given["name"] for given in container["ports"]]
+
+
+def test_the_page_on_draining_adds_up_what_the_server_adds_up() -> None:
+    page = (ROOT / "docs" / "drain.md").read_text(encoding="utf-8")
+    parts = [int(number) for number in re.findall(r"^\| \+ (\d+) \|", page, re.MULTILINE)]
+    assert parts == [CUT_GRACE, WORKER_STOP_BOUND, EXIT_MARGIN]
+    assert f"`--drain-timeout` + {sum(parts)}" in page

@@ -1,11 +1,7 @@
-"""Writes the tables of options in docs/command-line.md from the command line's own table.
-
-``.venv/bin/python scripts/lib/option_tables.py``: run it after changing an option.
-"""
+"""The tables of options in docs/command-line.md from the command line's own table."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +9,7 @@ from dflash_trio.cli.option import Option, Scope
 from dflash_trio.cli.option_table import OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "command-line.md"
-BEGIN = "<!-- option tables: scripts/lib/option_tables.py -->"
+BEGIN = "<!-- option tables: scripts/docs_lib -->"
 END = "<!-- end of the option tables -->"
 
 HEADINGS = {
@@ -72,13 +68,3 @@ def updated(page: str) -> str:
     if not begin or not end:
         raise ValueError("the page has lost its markers")
     return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
-
-
-def main() -> int:
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(updated(page), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -105,6 +105,8 @@ class LlamaSpec:
 class LlamaRunner:
     """One llama.cpp model and context. Made, used and closed on one thread."""
 
+    launches_ahead = True
+
     def __init__(
         self, spec: LlamaSpec, *, on_progress: Callable[[float], None], stopped: threading.Event
     ) -> None:
@@ -122,6 +124,8 @@ class LlamaRunner:
         self._abort_flag = ctypes.create_string_buffer(b"\0\0", 2)
         # The outputs of the last batch, and the largest of each, once somebody asks.
         self._logits: Any = None
+        self._logits_memory: tuple[int, int] | None = None
+        self._logits_array: Any = None
         self._likeliest: Any = None
         self._pace = Pace()
         self._sampling = (
@@ -245,7 +249,7 @@ class LlamaRunner:
             )
         self._memory = llama.llama_get_memory(self.context)
         # With layers on the CPU the call itself computes, and there is nothing to wait for.
-        self.launches_ahead = not on_cpu and self.info.gpu_layers > llama.llama_model_n_layer(
+        self._is_asynchronous = not on_cpu and self.info.gpu_layers > llama.llama_model_n_layer(
             self._model
         )
         # Beside the model's files, all that the bytes of save() depend on. Sizes are among them:
@@ -301,10 +305,13 @@ class LlamaRunner:
     ) -> DecodeOutcome:
         self._batch.fill(batch)
         self._logits = self._likeliest = None
+        if not self._is_asynchronous:
+            # The call itself computes, without the interpreter: nobody wants that meanwhile.
+            launched()
         begin = perf_counter()
         code = llama.llama_decode(self.context, self._batch.native)
         if code == 0:
-            if self.launches_ahead:
+            if self._is_asynchronous:
                 launched()
             # On a GPU the step may still be under way. Reading its output would wait for it too,
             # but then neither the step's time nor a hang in it would show as the step's.
@@ -337,11 +344,16 @@ class LlamaRunner:
     def _all_logits(self) -> Any:
         """float32[outputs, vocab] of the last batch, in its order."""
         if self._logits is None:
-            pointer = _get_logits(self.context)
-            if not pointer or not self._batch.outputs:
+            address, outputs = _get_logits(self.context), self._batch.outputs
+            if not address or not outputs:
                 raise EngineError("no logits")
-            shape = (self._batch.outputs, self.vocabulary.size)
-            self._logits = np.ctypeslib.as_array(pointer, shape=shape)
+            # Mostly the same memory as last time: making an array costs more than a search in it.
+            if (address, outputs) != self._logits_memory:
+                pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+                shape = (outputs, self.vocabulary.size)
+                self._logits_array = np.ctypeslib.as_array(pointer, shape=shape)
+                self._logits_memory = (address, outputs)
+            self._logits = self._logits_array
         return self._logits
 
     def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:
@@ -424,4 +436,4 @@ class LlamaRunner:
 
 
 # After the step has been waited for, it only hands out a pointer.
-_get_logits = bind_quick("llama_get_logits", ctypes.POINTER(ctypes.c_float), ctypes.c_void_p)
+_get_logits = bind_quick("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)

@@ -31,6 +31,7 @@ from .api.generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL
 from .config import ModelConfig, ServerConfig
 from .console import complain, say
 from .engine.client import WORKER_STOP_BOUND, EngineClient
+from .engine.host_memory import give_large_blocks_back
 from .engine.llama_abi import gpu_devices
 from .engine.model_runner import ModelLoadError
 from .engine.worker import Load, Ready
@@ -104,6 +105,7 @@ def serve(
         return _fail(error)
     sys.setswitchinterval(SWITCH_INTERVAL)
     traces = start_traces(settings)
+    give_large_blocks_back()
     server = Server(
         config,
         listeners,

@@ -23,6 +23,7 @@ from ..config import CacheType, DevicePlacement, FlashAttention
 from ..generation.events import TokenAlternative, TokenLogprob
 from ..generation.request import SamplingParams
 from .context_size import context_size, microbatch, size_warnings
+from .host_memory import new_bytes
 from .llama_abi import (
     BackendDevice,
     bind_quick,
@@ -388,16 +389,16 @@ class LlamaRunner:
     def save(self, seq_id: int) -> bytes:
         begin = perf_counter()
         size = llama.llama_state_seq_get_size(self.context, seq_id)
-        buffer = np.empty(size, dtype=np.uint8)  # not zeroed first: these are megabytes
-        pointer = ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+        # Megabytes: written where they stay, neither zeroed nor copied.
+        state = new_bytes(size)
+        pointer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
         written = llama.llama_state_seq_get_data(self.context, pointer, size, seq_id)
-        state: bytes = buffer[:written].tobytes()
         self._pace.saved(perf_counter() - begin)
-        return state
+        return state if written == size else state[:written]
 
     def load(self, seq_id: int, state: bytes) -> None:
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if not llama.llama_state_seq_set_data(self.context, buffer, len(state), seq_id):
+        pointer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))  # read only
+        if not llama.llama_state_seq_set_data(self.context, pointer, len(state), seq_id):
             raise EngineError(f"a saved state of {len(state)} bytes does not fit sequence {seq_id}")
 
     def can_rewind(self, seq_id: int, length: int) -> bool:

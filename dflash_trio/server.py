@@ -11,13 +11,14 @@ Nothing here decides anything about a request. It binds, loads, serves, drains a
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import signal
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -30,6 +31,7 @@ from .api.generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL
 from .config import ModelConfig, ServerConfig
 from .console import complain, say
 from .engine.client import WORKER_STOP_BOUND, EngineClient
+from .engine.host_memory import give_large_blocks_back
 from .engine.llama_abi import gpu_devices
 from .engine.model_runner import ModelLoadError
 from .engine.worker import Load, Ready
@@ -103,6 +105,7 @@ def serve(
         return _fail(error)
     sys.setswitchinterval(SWITCH_INTERVAL)
     traces = start_traces(settings)
+    give_large_blocks_back()
     server = Server(
         config,
         listeners,
@@ -112,6 +115,7 @@ def serve(
         plan=plan,
         manager=ServiceManager.from_environment(os.environ),
         traces=traces,
+        before_ready=set_garbage_aside,
     )
     try:
         code = trio.run(server.run)
@@ -126,6 +130,17 @@ def serve(
         logging.shutdown()
         os._exit(code)
     return code
+
+
+def set_garbage_aside() -> None:
+    """Have the collector never look again at what is there now: modules, routes, models.
+
+    These live as long as the process. A look through all of them holds the interpreter for fifty
+    milliseconds and more, with every stream and every first token waiting, and now and then comes
+    one.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def check_launch(config: ServerConfig) -> int:
@@ -177,14 +192,17 @@ class Server:
         plan: LaunchPlan | None = None,
         manager: ServiceManager | None = None,
         traces: Traces | None = None,
+        before_ready: Callable[[], None] = lambda: None,
     ) -> None:
         """``early_signals``: those that came before :meth:`run` listens; read when it does.
-        ``plan``: what is told of the launch. ``traces`` are flushed at the end."""
+        ``plan``: what is told of the launch. ``traces`` are flushed at the end. ``before_ready``:
+        called once everything is loaded and nobody is served yet."""
         self._began = time.monotonic()
         self._config = config
         self._plan = plan
         self._manager = manager or ServiceManager()
         self._traces = traces
+        self._before_ready = before_ready
         self._early_signals = early_signals
         self._ssl_context = ssl_context
         self._listeners = listeners
@@ -324,6 +342,7 @@ class Server:
                     break
                 self._announce(served[-1], ready)
             else:
+                self._before_ready()
                 self._router.open(served)
                 names = " before ".join(model.name for model in served)
                 log.info("ready after %.1f s: %s", time.monotonic() - self._began, names)

@@ -229,6 +229,8 @@ class AnswerReader:
 
 def _joined(events: Sequence[AnswerEvent]) -> list[AnswerEvent]:
     """Neighbours of one kind as one event: a wake-up's deltas cost one chunk, not many."""
+    if len(events) < 2:
+        return list(events)
     joined: list[AnswerEvent] = []
     for kind, group in groupby(events, _kind):
         run = list(group)

@@ -8,28 +8,36 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 from urllib.parse import quote
 
 import trio
-from attrs import define, frozen
+from attrs import frozen
 from quart import Response, request
 
 from .. import __version__
 from ..engine.client import Generation
-from ..generation.errors import Draining, GenerationError, InvalidRequest
+from ..generation.errors import Draining
 from ..generation.events import SERVER_SHUTDOWN, Event, Failed, Finished, TextDelta
 from ..generation.request import GenerationRequest, PreparedPrompt
+from ..net import DIRECT_OUTPUT
 from ..routing.reservation import Reservation
 from . import sse
-from .answer import AnswerEvent, AnswerFailed, AnswerReader, ChoiceEnded, WholeAnswer, failure_of
+from .answer import AnswerReader, WholeAnswer, failure_of
 from .connection import request_scope
 from .json_text import dump_in_parts
 from .off_loop import parse_body
 from .request_id import current_request_id
 from .request_record import RequestRecord, request_record
+from .stream_body import (
+    LARGE_ANSWER,
+    AnswerEncoder,
+    Load,
+    StreamBody,
+    log_early_ends,
+    next_events,
+)
 
 log = logging.getLogger("dflash_trio.api")
 
@@ -37,14 +45,7 @@ FIRST_BYTE_PATIENCE = 10.0
 """Seconds after the reservation before a stream's headers go out without a token."""
 KEEP_ALIVE_INTERVAL = 15.0
 """Seconds without a token before a stream gets a sign of life."""
-MOST_AT_ONCE = 1024
-"""Tokens of one write, alternatives of log probabilities included: some hundred kilobytes."""
 FINGERPRINT = f"dflash-trio-{__version__}"
-LARGE_ANSWER = 2048
-"""Tokens of an answer, alternatives of log probabilities included, from which it is rendered on a
-thread. Below, rendering takes about a millisecond."""
-BODY_BYTES_PER_TOKEN = 8
-"""Of a request, that count as one such token: dialects give parts of it back, or keep it."""
 
 
 @frozen
@@ -59,37 +60,6 @@ class AnswerContext:
     request_id: str
     at_close: Callable[[Callable[[], None]], None] = lambda _: None
     """Has something called when the request is over, however that comes about."""
-
-
-class AnswerEncoder(Protocol):
-    """One answer in a dialect's words. Made for one request, used for a stream or a whole."""
-
-    call_prefix: str
-    """How ids of tool calls begin."""
-
-    def opening(self) -> bytes:
-        """What comes before any of the answer."""
-        ...
-
-    def encode(self, events: Sequence[AnswerEvent]) -> bytes:
-        """A wake-up's events as one write; may be empty."""
-        ...
-
-    def closing(self) -> bytes:
-        """After every answer has ended: the last thing of a stream."""
-        ...
-
-    def failure(self, error: GenerationError) -> bytes:
-        """An in-stream error: the last thing a client hears, with no faked normal end."""
-        ...
-
-    def keep_alive(self) -> bytes:
-        """A sign of life while there is nothing to say."""
-        ...
-
-    def whole(self, answer: WholeAnswer) -> dict[str, Any]:
-        """The non-streaming answer's body. May run on a thread."""
-        ...
 
 
 class GenerationCall(Protocol):
@@ -176,7 +146,7 @@ class GenerationRoutes:
             generated = generated or any(isinstance(event, TextDelta) for event in events)
             _check_before_headers(events, anything_generated=generated)
             read = reader.read(events)
-            _log_early_ends(generation, read)
+            log_early_ends(generation, read)
             answer.add(read)
 
         if load.of_tokens(answer.usage.completion_tokens) < LARGE_ANSWER:
@@ -202,109 +172,11 @@ class GenerationRoutes:
             first = await next_events(generation)
         generated = any(isinstance(event, TextDelta) for event in first)
         _check_before_headers(first, anything_generated=generated)
-        body = self._stream_body(generation, reader, encoder, first, load, record)
-        return Response(body, 200, {**sse.HEADERS, **headers})
-
-    async def _stream_body(
-        self,
-        generation: Generation,
-        reader: AnswerReader,
-        encoder: AnswerEncoder,
-        events: list[Event],
-        load: Load,
-        record: RequestRecord,
-    ) -> AsyncIterator[bytes]:
-        # No nursery and no cancel scope may span a yield here: only the waits are timed.
-        chunk = await load.run(encoder.opening, load.of_body)
-        while True:
-            encode = partial(_encode, generation, reader, encoder, events)
-            chunk += await load.run(encode, load.of_events(events))
-            if reader.done:
-                record.all_said()
-            if chunk:
-                yield chunk
-            if reader.done:
-                return
-            events, chunk = [], b""
-            with trio.move_on_after(self._keep_alive_interval) as waited:
-                events = await next_events(generation)
-            if waited.cancelled_caught and not events:
-                chunk = await load.run(encoder.keep_alive, load.of_all)
-
-
-@define
-class Load:
-    """How much there is to encode of one answer, so that what takes long is done on a thread.
-
-    Counted in tokens; each alternative of a log probability is one.
-    """
-
-    prepared: PreparedPrompt
-    body_bytes: int
-    _tokens: int = 0
-    """Of the answer so far."""
-    _channel: str = ""
-
-    @property
-    def of_body(self) -> int:
-        return self.body_bytes // BODY_BYTES_PER_TOKEN
-
-    @property
-    def of_all(self) -> int:
-        """Of what a dialect may have to repeat: the request, and the answer so far."""
-        return self.of_tokens(self._tokens)
-
-    def of_tokens(self, tokens: int) -> int:
-        alternatives = 1 + (self.prepared.logprobs or 0)
-        return self.of_body + tokens * alternatives
-
-    def of_events(self, events: Sequence[Event]) -> int:
-        """Of one wake-up's. Where a part of the answer ends, a dialect may repeat all of it."""
-        tokens, part_ends = 0, False
-        for event in events:
-            if isinstance(event, TextDelta):
-                tokens += max(1, len(event.logprobs))
-                part_ends = part_ends or event.channel != self._channel
-                self._channel = event.channel
-            else:
-                part_ends = True
-        self._tokens += tokens
-        return self.of_all if part_ends else tokens * (1 + (self.prepared.logprobs or 0))
-
-    async def run(self, encode: Callable[[], bytes], load: int) -> bytes:
-        if load < LARGE_ANSWER:
-            return encode()
-        return await trio.to_thread.run_sync(encode)
-
-
-def _encode(
-    generation: Generation, reader: AnswerReader, encoder: AnswerEncoder, events: Sequence[Event]
-) -> bytes:
-    """A wake-up's events as one write, with the end of the stream if they bring it."""
-    try:
-        read = reader.read(events)
-    except AnswerFailed as failed:
-        level = logging.INFO if isinstance(failed.error, InvalidRequest) else logging.ERROR
-        log.log(level, "generation %d failed: %s", generation.id, failed)
-        encoded = encoder.encode(failed.read) if failed.read else b""
-        return encoded + encoder.failure(failed.error)
-    _log_early_ends(generation, read)
-    encoded = encoder.encode(read) if read else b""
-    return encoded + encoder.closing() if reader.done else encoded
-
-
-async def next_events(generation: Generation) -> list[Event]:
-    """Wait for something to happen, then take everything that has, as far as one write should
-    hold."""
-    events = [await generation.events.receive()]
-    most = MOST_AT_ONCE // (1 + (generation.prepared.logprobs or 0))
-    while True:
-        if len(events) > most:
-            return events
-        try:
-            events.append(generation.events.receive_nowait())
-        except (trio.WouldBlock, trio.EndOfChannel):
-            return events
+        output = request.scope["state"].get(DIRECT_OUTPUT)
+        body = StreamBody(
+            generation, reader, encoder, load, record, output, self._keep_alive_interval
+        )
+        return Response(body.chunks(first), 200, {**sse.HEADERS, **headers})
 
 
 def _check_before_headers(events: Sequence[Event], *, anything_generated: bool) -> None:
@@ -315,17 +187,6 @@ def _check_before_headers(events: Sequence[Event], *, anything_generated: bool) 
                 raise failure_of(event)
             case Finished(detail=detail) if detail == SERVER_SHUTDOWN and not anything_generated:
                 raise Draining
-
-
-def _log_early_ends(generation: Generation, events: Sequence[AnswerEvent]) -> None:
-    for event in events:
-        if isinstance(event, ChoiceEnded) and event.detail is not None:
-            log.info(
-                "generation %d ended early after %d tokens: %s",
-                generation.id,
-                event.usage.completion_tokens,
-                event.detail,
-            )
 
 
 def _route_headers(reservation: Reservation) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """EngineClient: the event loop's side of a worker thread. The only trio import on this floor.
 
-Everything that happens on the thread arrives here as data, once per step, through
-``TrioToken.run_sync_soon``; everything the loop wants goes into the worker's inbox. Nothing here
+Everything that happens on the thread arrives here as data, once per step, through a
+``LoopMailbox``; everything the loop wants goes into the worker's inbox. Nothing here
 ever waits for an engine step, except the two things that must: ``run`` for the loading, and
 ``Generation.retired`` for whoever gives capacity back.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, groupby
+from operator import itemgetter
 
 import trio
 from attrs import define, field
@@ -23,7 +24,9 @@ from ..generation.request import PreparedPrompt
 from ..generation.status import EngineStatistics, EngineTimings
 from .admission import Hold
 from .health import EngineHealth, Health
+from .loop_mailbox import LoopMailbox, MailboxClosed
 from .model_runner import ModelLoadError
+from .scheduler import Delivery
 from .step_meter import StepMeter
 from .worker import Died, Ended, EngineWorker, Load, LoadProgress, LoopGone, Outgoing, Ready
 
@@ -51,6 +54,10 @@ class Generation:
     """Called once, on the event loop, if the retirement comes after all. Must not raise."""
     on_first_token: Callable[[], object] | None = None
     """Called once, on the event loop, with its first text. Must not raise."""
+    take_text: Callable[[Sequence[Event]], bool] | None = None
+    """Set by a reader that is waiting on ``events``, with nothing in it: gets a delivery that is
+    text and nothing else, in the place of ``events``. False: it wants it there after all. Must not
+    raise. It is dropped as soon as something goes to ``events``."""
     started_decoding: bool = False
     ended: bool = False
     """All its answers finished, or it failed, as far as the engine is concerned."""
@@ -83,6 +90,20 @@ class Generation:
         self.ended = True
         self.ended_at = trio.current_time()
 
+    def deliver_all(self, events: Sequence[Event]) -> None:
+        """Called by the client for what one step brought."""
+        take_text = self.take_text
+        if (
+            take_text is not None
+            and self.started_decoding
+            and not self.ended
+            and all(isinstance(event, TextDelta) for event in events)
+            and take_text(events)
+        ):
+            return
+        for event in events:
+            self.deliver(event)
+
     def deliver(self, event: Event) -> None:
         """Called by the client for each event, in order. After an ending only Retired counts."""
         if self.ended and not isinstance(event, Retired):
@@ -107,6 +128,8 @@ class Generation:
                 self.settled.set()
                 if self.on_retired is not None:
                     self.on_retired()
+        # From here on there is something to be read first.
+        self.take_text = None
         # A request that is gone reads no more; only `retired` still matters then.
         with contextlib.suppress(trio.BrokenResourceError):
             self._send.send_nowait(event)
@@ -152,12 +175,14 @@ class EngineClient:
         """
         if self._stop_requested.is_set():
             return
-        token = trio.lowlevel.current_trio_token()
+        mailbox = LoopMailbox[Outgoing]()
+        # Until the loop ends: a thread that is left behind may still say something.
+        trio.lowlevel.spawn_system_task(self._read, mailbox)
 
         def deliver(message: Outgoing) -> None:
             try:
-                token.run_sync_soon(self._dispatch, message)
-            except trio.RunFinishedError:
+                mailbox.post(message)
+            except MailboxClosed:
                 raise LoopGone from None
 
         self._worker = EngineWorker(self.name, self._load, deliver)
@@ -294,8 +319,22 @@ class EngineClient:
 
     # ------------------------------------------------------------ deliveries of the thread
 
+    async def _read(self, mailbox: LoopMailbox[Outgoing]) -> None:
+        """Handle what the thread says, until it has said that it ends."""
+        fd = mailbox.fileno()
+        try:
+            while not self._ended.is_set():
+                await trio.lowlevel.wait_readable(fd)
+                for message in mailbox.take():
+                    self._dispatch(message)
+        finally:
+            # The loop is ending, or the thread has nothing more to say.
+            mailbox.close()
+            for message in mailbox.take():
+                self._dispatch(message)
+
     def _dispatch(self, message: Outgoing) -> None:
-        # An exception that leaves a run_sync_soon callback ends the whole program.
+        # An exception that leaves a system task ends the whole program.
         try:
             self._handle(message)
         except Exception:
@@ -304,14 +343,15 @@ class EngineClient:
     def _handle(self, message: Outgoing) -> None:
         match message:
             case list():
-                for generation_id, event in message:
+                for generation_id, events in _by_generation(message):
                     generation = self._live.get(generation_id)
                     if generation is None:
                         continue
-                    if isinstance(event, Retired):
+                    if isinstance(events[-1], Retired):
                         del self._live[generation_id]
-                    generation.deliver(event)
-                self._recover()
+                    generation.deliver_all(events)
+                if self._may_recover:
+                    self._recover()
             case LoadProgress(fraction):
                 self._on_progress(fraction)
             case Ready():
@@ -335,3 +375,12 @@ class EngineClient:
                     self.mark_unhealthy("the engine ended")  # for good, whatever it was before
                 self._loaded.set()
                 self._ended.set()
+
+
+def _by_generation(delivery: Delivery) -> Iterator[tuple[int, list[Event]]]:
+    """Neighbours of one generation together, in order."""
+    if len(delivery) == 1:
+        yield delivery[0][0], [delivery[0][1]]
+        return
+    for generation_id, pairs in groupby(delivery, itemgetter(0)):
+        yield generation_id, [event for _, event in pairs]

@@ -23,6 +23,7 @@ from ..config import CacheType, DevicePlacement, FlashAttention
 from ..generation.events import TokenAlternative, TokenLogprob
 from ..generation.request import SamplingParams
 from .context_size import context_size, microbatch, size_warnings
+from .host_memory import new_bytes
 from .llama_abi import (
     BackendDevice,
     bind_quick,
@@ -93,6 +94,8 @@ class LlamaSpec:
 class LlamaRunner:
     """One llama.cpp model and context. Made, used and closed on one thread."""
 
+    launches_ahead = True
+
     def __init__(
         self, spec: LlamaSpec, *, on_progress: Callable[[float], None], stopped: threading.Event
     ) -> None:
@@ -110,6 +113,8 @@ class LlamaRunner:
         self._abort_flag = ctypes.create_string_buffer(b"\0\0", 2)
         # The outputs of the last batch, and the largest of each, once somebody asks.
         self._logits: Any = None
+        self._logits_memory: tuple[int, int] | None = None
+        self._logits_array: Any = None
         self._likeliest: Any = None
         self._pace = Pace()
         self._sampling = (
@@ -238,7 +243,7 @@ class LlamaRunner:
         self._memory = llama.llama_get_memory(self.context)
         self._trees = TreePaths(self._memory, spec.slots, spec.tree_paths)
         # With layers on the CPU the call itself computes, and there is nothing to wait for.
-        self.launches_ahead = not on_cpu and self.info.gpu_layers > llama.llama_model_n_layer(
+        self._is_asynchronous = not on_cpu and self.info.gpu_layers > llama.llama_model_n_layer(
             self._model
         )
         rewinds = self.rewinds_freely and (not self._window or params.swa_full)  # for fillers
@@ -299,12 +304,15 @@ class LlamaRunner:
         between = fillers(batch, self.sequence_length, self.max_ctx, room)
         self._batch.fill([*batch, *between], self._trees.prepare(batch) if trees else None)
         self._logits = self._likeliest = None
+        if not self._is_asynchronous:
+            # The call itself computes, without the interpreter: nobody wants that meanwhile.
+            launched()
         begin = perf_counter()
         code = llama.llama_decode(self.context, self._batch.native)
         for filler in between:  # changes no cell that the step may yet read
             self.rewind(filler.seq_id, filler.position)
         if code == 0:
-            if self.launches_ahead:
+            if self._is_asynchronous:
                 launched()
             # On a GPU the step may still be under way. Reading its output would wait for it too,
             # but then neither the step's time nor a hang in it would show as the step's.
@@ -344,11 +352,16 @@ class LlamaRunner:
     def _all_logits(self) -> Any:
         """float32[outputs, vocab] of the last batch, in its order."""
         if self._logits is None:
-            pointer = _get_logits(self.context)
-            if not pointer or not self._batch.outputs:
+            address, outputs = _get_logits(self.context), self._batch.outputs
+            if not address or not outputs:
                 raise EngineError("no logits")
-            shape = (self._batch.outputs, self.vocabulary.size)
-            self._logits = np.ctypeslib.as_array(pointer, shape=shape)
+            # Mostly the same memory as last time: making an array costs more than a search in it.
+            if (address, outputs) != self._logits_memory:
+                pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+                shape = (outputs, self.vocabulary.size)
+                self._logits_array = np.ctypeslib.as_array(pointer, shape=shape)
+                self._logits_memory = (address, outputs)
+            self._logits = self._logits_array
         return self._logits
 
     def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:
@@ -383,16 +396,16 @@ class LlamaRunner:
     def save(self, seq_id: int) -> bytes:
         begin = perf_counter()
         size = llama.llama_state_seq_get_size(self.context, seq_id)
-        buffer = np.empty(size, dtype=np.uint8)  # not zeroed first: these are megabytes
-        pointer = ctypes.cast(buffer.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+        # Megabytes: written where they stay, neither zeroed nor copied.
+        state = new_bytes(size)
+        pointer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
         written = llama.llama_state_seq_get_data(self.context, pointer, size, seq_id)
-        state: bytes = buffer[:written].tobytes()
         self._pace.saved(perf_counter() - begin)
-        return state
+        return state if written == size else state[:written]
 
     def load(self, seq_id: int, state: bytes) -> None:
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
-        if not llama.llama_state_seq_set_data(self.context, buffer, len(state), seq_id):
+        pointer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))  # read only
+        if not llama.llama_state_seq_set_data(self.context, pointer, len(state), seq_id):
             raise EngineError(f"a saved state of {len(state)} bytes does not fit sequence {seq_id}")
 
     def can_rewind(self, seq_id: int, length: int) -> bool:
@@ -446,4 +459,4 @@ class LlamaRunner:
 
 
 # After the step has been waited for, it only hands out a pointer.
-_get_logits = bind_quick("llama_get_logits", ctypes.POINTER(ctypes.c_float), ctypes.c_void_p)
+_get_logits = bind_quick("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)

@@ -262,7 +262,7 @@ class ModelRunner(CacheRows, Protocol):
 
     @property
     def launches_ahead(self) -> bool:
-        """A step is given to a device first and waited for then, so ``launched`` is called."""
+        """A step computes without the interpreter, so ``launched`` is called."""
         ...
 
     def decode(
@@ -271,7 +271,9 @@ class ModelRunner(CacheRows, Protocol):
         """One step: every slice's tokens enter the KV cache, outputs become readable.
 
         Blocks for the whole step. Slices continue their sequences without a gap. ``launched`` is
-        called in between, when the device has its work and before its end is waited for.
+        called once the step wants nothing more of the interpreter: right before it where the call
+        itself computes, and elsewhere when the device has its work and before its end is waited
+        for.
         """
         ...
 

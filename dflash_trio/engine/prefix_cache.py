@@ -38,6 +38,8 @@ WORTH_SAVING = 64
 _CHANCES = 4.0
 """One of so many saved rows is asked for again, at a guess: what saving spares must be worth that
 many times what it costs."""
+_LEAST_OWN = 2
+"""A saved row has a half, or so, that is in no other."""
 
 
 @frozen
@@ -133,7 +135,7 @@ class PrefixCache:
             return row, length
         # With an empty row at hand it is a matter of price: what the row has beyond is to be saved,
         # or computed once more if somebody asks for it.
-        worth = self._is_worth_saving(lost)
+        worth = self._is_worth_saving(lost, of=length + lost)
         price = self._runner.saving_costs if worth else lost / _CHANCES
         if self._empty and length < price:
             return self.take_row(), 0
@@ -287,15 +289,23 @@ class PrefixCache:
 
     def _evict(self, row: int) -> None:
         tokens = self._forget_idle(row)
-        if self._is_worth_saving(len(tokens)):
+        others = self._tree.longest(tokens)
+        own = len(tokens)
+        if others is not None and self._store is None:
+            own -= others.length  # which stays where they are
+        if self._is_worth_saving(own, of=len(tokens)):
             self._save(row, tokens)
         self._clear(row)
 
-    def _is_worth_saving(self, tokens: int) -> bool:
-        """Whether so many tokens, which somebody may ask for again or not, are better copied out
-        and in than computed."""
-        least = _CHANCES * self._runner.saving_costs if self._store is None else 0.0
-        return tokens >= max(WORTH_SAVING, least)
+    def _is_worth_saving(self, own: int, *, of: int) -> bool:
+        """Whether the last ``own`` tokens of a row, which somebody may ask for again or not and
+        which are nowhere else, are better copied out and in, with all the others ``of`` the row,
+        than computed."""
+        if self._store is not None:
+            return own >= WORTH_SAVING
+        least = max(WORTH_SAVING, _CHANCES * self._runner.saving_costs)
+        # A copy that mostly repeats what is at hand is no use of memory.
+        return own >= least and own * _LEAST_OWN >= of
 
     def store_idle(self, deadline: float) -> None:
         """Store what is worth it in idle rows, the latest first, until ``deadline`` (of

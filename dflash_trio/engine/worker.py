@@ -398,9 +398,9 @@ class EngineWorker:
     def _publish_now(self, scheduler: Scheduler) -> None:
         """Publish, unless the next step's launch does it in a moment.
 
-        The event loop takes the interpreter as soon as it is told something, and this thread
-        would wait for it right when the device waits for work. Told between a step's launch and
-        its end, the loop has the interpreter while nobody else wants it.
+        The event loop wants the interpreter as soon as it is told something, and this thread
+        would wait for it right when the device waits for work. Told when a step begins, the loop
+        has the interpreter while nobody else wants it.
         """
         assert self._runner is not None
         ahead = self._runner.launches_ahead and not scheduler.idle and not self._blocked

@@ -2,11 +2,13 @@
 
 from .connection import OUTPUT_LOST, OUTPUT_PENDING
 from .connection_server import ConnectionServer, ConnectionStatistics, server_ssl_context
+from .direct_output import DIRECT_OUTPUT, DirectOutput
 from .h11_protocol import SEND_CONTINUE
 from .listener import BindError, BoundListeners, bind_listeners
 from .stream import StallGuardedStream
 
 __all__ = [
+    "DIRECT_OUTPUT",
     "OUTPUT_LOST",
     "OUTPUT_PENDING",
     "SEND_CONTINUE",
@@ -14,6 +16,7 @@ __all__ = [
     "BoundListeners",
     "ConnectionServer",
     "ConnectionStatistics",
+    "DirectOutput",
     "StallGuardedStream",
     "bind_listeners",
     "server_ssl_context",

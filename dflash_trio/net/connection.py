@@ -50,6 +50,8 @@ class Connection(TCPServer):
         self.transport = transport
         self._wrapper: ProtocolWrapper | None = None
         self._turns = 0
+        # What write_now could not hand over. Goes out before anything else.
+        self._rest = b""
         self._broken = False
         self._plain = ssl_context is None
         stream: trio.abc.Stream = transport
@@ -94,6 +96,7 @@ class Connection(TCPServer):
             wrapper.server,
             wrapper.send,
         )
+        self._http.output = self
         wrapper.protocol = self._http
         self._wrapper = wrapper
 
@@ -131,6 +134,8 @@ class Connection(TCPServer):
         except trio.WouldBlock:
             await self.send_lock.acquire()
         try:
+            if self._rest:
+                data, self._rest = self._rest + data, b""
             sent = self.transport.send_now(data) if self._plain else 0
             if sent < len(data) or not data:
                 # A message cut in half would spoil the connection, so cancelling a request does
@@ -151,6 +156,23 @@ class Connection(TCPServer):
             await self.protocol.handle(Closed())
         finally:
             self.send_lock.release()
+
+    def can_write_now(self) -> bool:
+        """See ByteOutput. Never under TLS, whose layer writes from a task only."""
+        return self._plain and not self._rest and not self.send_lock.locked()
+
+    def write_now(self, data: bytes) -> bool:
+        """See ByteOutput."""
+        sent = self.transport.send_now(data)
+        if sent == len(data):
+            return True
+        self._rest = data[sent:]
+        return False
+
+    async def write_rest(self) -> None:
+        """See ByteOutput."""
+        if self._rest:
+            await self._send(b"")
 
     def _output_lost(self) -> bool:
         return self._broken or self._http.body_dropped

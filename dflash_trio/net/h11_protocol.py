@@ -36,6 +36,7 @@ from hypercorn.protocol.h11 import STREAM_ID, H11Protocol
 from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
 from hypercorn.typing import ConnectionState, H11SendableEvent, ResponseSummary
 
+from .direct_output import DIRECT_OUTPUT, ByteOutput, ChunkOutput
 from .error_response import client_request_id, error_body, error_headers, new_request_id
 
 logger = logging.getLogger("dflash_trio.net")
@@ -169,6 +170,11 @@ class JSONErrorH11Protocol(H11Protocol):
         self._dropped_input = False
         self._request_method = b""
         self._request_id = ""
+        # The current response's body goes out in chunks, as opposed to: of a length that was
+        # announced, until the connection closes, or not at all.
+        self._is_chunked = False
+        self.output: ByteOutput
+        """The connection's. Set by whoever makes the protocol, before the first request."""
         self.body_dropped = False
         """Something of a response's body came when the connection was over, and went nowhere."""
 
@@ -305,7 +311,11 @@ class JSONErrorH11Protocol(H11Protocol):
                 method=request.method.decode("ascii"),
                 raw_path=target,
                 state=ConnectionState(
-                    {**self.connection_state, SEND_CONTINUE: self._continue_for(stream)}
+                    {
+                        **self.connection_state,
+                        SEND_CONTINUE: self._continue_for(stream),
+                        DIRECT_OUTPUT: ChunkOutput(self, stream),
+                    }
                 ),
             )
         )
@@ -339,8 +349,10 @@ class JSONErrorH11Protocol(H11Protocol):
             # Dropped; but an application that sends in a loop must not starve the others.
             await trio.lowlevel.checkpoint()
             return
-        if isinstance(event, Response) and self._last_response:
-            event = _with_connection_close(event)
+        if isinstance(event, Response):
+            self._is_chunked = self._sends_chunks(event)
+            if self._last_response:
+                event = _with_connection_close(event)
         try:
             await super().stream_send(event)
         except h11.LocalProtocolError as error:
@@ -352,6 +364,25 @@ class JSONErrorH11Protocol(H11Protocol):
         """Whether the response that starts now has to be the connection's last."""
         unread = self.connection.their_state is h11.SEND_BODY
         return unread or self._dropped_input or self.context.terminated.is_set()
+
+    def _sends_chunks(self, response: Response) -> bool:
+        """How h11 is going to frame the body; the same rules as there."""
+        if self._request_method == b"HEAD" or response.status_code in {204, 304}:
+            return False
+        version = self.connection.their_http_version
+        if response.status_code < 200 or version is None or version < b"1.1":
+            return False
+        return all(name.lower() != b"content-length" for name, _ in response.headers)
+
+    def takes_chunks_of(self, stream: HTTPStream) -> bool:
+        """Whether a chunk of this request's response may be written beside h11 now: between two of
+        its own, a chunk changes nothing in its state."""
+        return (
+            self.stream is stream
+            and self._is_chunked
+            and not (self._over or self._refused)
+            and self.connection.our_state is h11.SEND_BODY
+        )
 
     async def _send_h11_event(self, event: H11SendableEvent) -> None:
         if self._over:

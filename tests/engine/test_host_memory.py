@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,11 @@ def test_the_older_kind_of_group_counts_too(group: Path) -> None:
 def test_a_host_that_does_not_say_is_unknown(group: Path) -> None:
     (group / "meminfo").unlink()
     assert host_memory() is None
+
+
+def test_new_bytes_are_ones_own_to_fill() -> None:
+    first, second = module.new_bytes(1000), module.new_bytes(1000)
+    ctypes.memset(first, 1, 1000)
+    ctypes.memset(second, 2, 1000)
+    assert first == b"\1" * 1000
+    assert second == b"\2" * 1000

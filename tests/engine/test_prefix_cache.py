@@ -284,6 +284,19 @@ def test_the_memory_for_what_is_saved_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert len(cache) < 8
 
 
+def test_of_many_that_share_most_no_copies_are_saved_and_the_shared_beginning_is_kept() -> None:
+    engine = Engine(slots=2, prefixes=8)
+    for letter in "abcdef":
+        usage = engine.say(prompt(HEAD + letter * (len(HEAD) - 10), 3))[1]
+        assert cached(usage) == (0 if letter == "a" else len(HEAD))
+    assert engine.scheduler._cache.saved_bytes == 0
+    # What nobody else begins with is saved, head and all.
+    for letter in "ghi":
+        engine.say(prompt(letter * 2 * len(HEAD), 3))
+    assert engine.scheduler._cache.saved_bytes > 0
+    assert cached(engine.say(prompt(HEAD + "more", 3))[1]) == len(HEAD)
+
+
 def test_a_saved_row_takes_its_cells_from_idle_ones() -> None:
     engine = Engine(slots=3, pool=300, max_ctx=280)
     engine.say(prompt("a" * 150, 3))

@@ -186,3 +186,13 @@ def test_a_model_that_cannot_be_placed_as_asked_is_refused_before_anything_loads
     line = refused(launch(str(path), *option, *check))
     assert says in line
     assert "model block 1 (model)" in line
+
+
+def test_what_is_loaded_is_set_aside_for_good() -> None:
+    code = (
+        "import gc; from dflash_trio.server import set_garbage_aside; set_garbage_aside(); "
+        "print(gc.get_freeze_count(), len(gc.get_objects()))"
+    )
+    frozen, left = map(int, subprocess.check_output([sys.executable, "-c", code]).split())
+    assert frozen > 10_000
+    assert left < 100

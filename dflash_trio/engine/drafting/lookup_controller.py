@@ -10,7 +10,9 @@ tokens a second to be expected with them than without.
 
 What chances were wrong by is kept on an account, in seconds: losses are owed to the plain steps,
 and nothing is verified while more than ``MOST_OWED`` of them is. Steps count there as what their
-size is known to take: a machine that was busy for a while says nothing of the guesses.
+size is known to take: a machine that was busy for a while says nothing of the guesses. It may say
+too much of what batches of their size take, though: so guesses that are sure are tried now and
+then although they seem not to pay, as far as the account has what that seems to cost.
 
 Pure, like its sibling for drafts that cost something (``controller``).
 """
@@ -21,10 +23,13 @@ from collections.abc import Sequence
 
 from .controller import (
     ALLOWANCE,
+    FIRST_PAUSE,
     FIRST_REFERENCE,
+    FREE_TRIES,
     GAIN_TO_BEGIN,
     GAIN_TO_GO_ON,
     LAST_REFERENCE,
+    LONGEST_PAUSE,
     MOST_OWED,
     MOST_SAVED,
 )
@@ -32,7 +37,7 @@ from .match_chances import EXPECTED, MatchChances
 from .step_costs import StepCosts
 
 _SURE = 0.7
-"""How likely a guess has to be for a batch that is larger than any before."""
+"""How likely a guess has to be for a batch that is larger than any before, or for a try."""
 _HOPELESS = 0.05
 """A guess that is less likely to come is not looked at."""
 
@@ -47,6 +52,9 @@ class LookupController:
         self._chances = MatchChances(fading=0.98, weight=16.0)
         self._account = 0.0
         self._on = False
+        self._free = FREE_TRIES
+        self._pause = FIRST_PAUSE
+        self._wait = 0
         self._since_plain = 0
         self._reference = FIRST_REFERENCE
 
@@ -82,12 +90,37 @@ class LookupController:
         best, gain = self._best(reached, count, plain)
         enough = GAIN_TO_GO_ON if self._on else GAIN_TO_BEGIN
         self._on = gain > enough
-        if not self._on:
-            return none
+        if self._on:
+            self._pause, self._wait = FIRST_PAUSE, 0
+        else:
+            best = self._try(reached, count, plain)
         kept = none
         for _, place in reached[:best]:
             kept[place] += 1
         return kept
+
+    def _try(self, reached: Sequence[tuple[float, int]], count: int, plain: float) -> int:
+        """How many guesses to try although none seem to pay; mostly 0."""
+        sure = sum(chance >= _SURE for chance, _ in reached)
+        if not sure:
+            return 0
+        if self._wait:
+            self._wait -= 1
+            return 0
+        sure = min(sure, self._most(count))
+        counts = _counts([place for _, place in reached[:sure]], count)
+        cost = self._step_costs.of_step(count, counts, boldly=True)
+        committed = count + sum(chance for chance, _ in reached[:sure])
+        if not self._free and self._account < cost - committed / count * plain:
+            return 0
+        self._free = max(0, self._free - 1)
+        self._wait = self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        return sure
+
+    def _most(self, count: int) -> int:
+        """Guesses in a batch that is at most twice as large as any measured."""
+        return min(self._limit, max(2 * self._step_costs.largest, count + 1)) - count
 
     def _best(
         self, reached: Sequence[tuple[float, int]], count: int, plain: float
@@ -96,11 +129,10 @@ class LookupController:
         # What is twice as large as anything measured is thought to take no longer: so what it takes
         # is known after a few steps.
         largest = self._step_costs.largest
-        most = min(self._limit, max(2 * largest, count + 1)) - count
         lengths = [0] * count
         counts: list[int] = []
         best, gain, committed = 0, 0.0, float(count)
-        for number, (chance, place) in enumerate(reached[:most], 1):
+        for number, (chance, place) in enumerate(reached[: self._most(count)], 1):
             if count + number > largest + 1 and chance < _SURE:
                 break
             at = lengths[place]
@@ -147,6 +179,12 @@ class LookupController:
             self._since_plain = 0
         self._account = min(max(self._account, -2 * MOST_OWED * plain), MOST_SAVED * plain)
         self._step_costs.observe_step(lengths, step_seconds)
+
+
+def _counts(places: Sequence[int], count: int) -> list[int]:
+    """Sequences that have a first guess, a second, ... if these are whose guesses they are."""
+    lengths = [places.count(place) for place in range(count)]
+    return [sum(n > at for n in lengths) for at in range(max(lengths))]
 
 
 def _chance(guess: tuple[float, int]) -> float:

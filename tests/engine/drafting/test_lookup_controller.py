@@ -243,6 +243,28 @@ def test_a_machine_that_becomes_slow_for_a_while_changes_no_mind() -> None:
     assert desk.answers(300) > 1.4
 
 
+def test_what_batches_took_in_a_bad_moment_is_looked_at_again() -> None:
+    """The first of each size takes as long as its tokens one by one: as if nothing could be won."""
+    seen: dict[int, int] = {}
+
+    def bad_at_first(tokens: int) -> float:
+        seen[tokens] = seen.get(tokens, 0) + 1
+        return two_cores(tokens) * (20 if tokens > 1 and seen[tokens] < 2 else 1)
+
+    desk = Desk([copying])
+    desk.cost = bad_at_first
+    desk.answers(100)
+    desk.cost = two_cores
+    desk.answers(300)
+    assert desk.answers(300) > 1.4
+
+
+def test_where_larger_batches_really_gain_nothing_looking_again_costs_next_to_nothing() -> None:
+    desk = Desk([copying], cost=lambda tokens: 0.01 * tokens)
+    desk.answers(300)
+    assert desk.answers(1000) > 0.985
+
+
 @given(
     streams=st.integers(1, 70),
     limit=st.integers(1, 80),

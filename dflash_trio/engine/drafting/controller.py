@@ -160,9 +160,9 @@ class DraftController:
         self._on = False
         # One guess each tells whether more are worth it, for the least.
         asking = self._draft_cost(count, 1) if lengths is None else 0.0
-        worst = (
-            asking + self._step_costs.of_step(count, counts[:1]) - self._step_costs.estimate(count)
-        )
+        costs = self._step_costs
+        worst = asking + costs.of_step(count, counts[:1]) - costs.estimate(count)
+        worst += costs.switching(count)
         worst = min(worst, MOST_AT_ONCE * self._step_costs.estimate(count))
         if not best or not (self._free or self._catching_up or self._account >= worst):
             self._dearest = worst if best else 0.0
@@ -191,6 +191,7 @@ class DraftController:
         plain = self._step_costs.estimate(count)
         most = min(self._limit, max(2 * self._step_costs.largest, count + 1))
         best, gain, committed, size = 0, 0.0, float(count), count
+        switching = self._step_costs.switching(count)
         for at, more in enumerate(reached):
             size += counts[at]
             if size > most and best:
@@ -198,7 +199,7 @@ class DraftController:
             if size > self._limit:
                 break
             committed += supply * more
-            seconds = self._step_costs.of_step(count, counts[: at + 1])
+            seconds = self._step_costs.of_step(count, counts[: at + 1]) + switching
             if lengths is None:
                 if counts[0] == count:
                     # Sometimes there is nothing to verify all the same.
@@ -272,10 +273,11 @@ class DraftController:
             if self._since_plain >= self._reference:
                 self._reference = min(2 * self._reference, LAST_REFERENCE)
             self._since_plain = 0
+        switching = self._step_costs.switching(count)
         self._step_costs.observe_step(lengths, step_seconds)
         spent = draft_seconds
         if judged:
-            spent += step_seconds
+            spent += step_seconds + switching
             gained = committed / count * plain - spent
         else:
             gained = -spent

@@ -110,6 +110,7 @@ class LookupController:
         sure = min(sure, self._most(count))
         counts = _counts([place for _, place in reached[:sure]], count)
         cost = self._step_costs.of_step(count, counts, boldly=True)
+        cost += self._step_costs.switching(count)
         committed = count + sum(chance for chance, _ in reached[:sure])
         if not self._free and self._account < cost - committed / count * plain:
             return 0
@@ -132,6 +133,7 @@ class LookupController:
         lengths = [0] * count
         counts: list[int] = []
         best, gain, committed = 0, 0.0, float(count)
+        switching = self._step_costs.switching(count)
         for number, (chance, place) in enumerate(reached[: self._most(count)], 1):
             if count + number > largest + 1 and chance < _SURE:
                 break
@@ -141,7 +143,7 @@ class LookupController:
                 counts.append(0)
             counts[at] += 1
             committed += chance
-            seconds = self._step_costs.of_step(count, counts, boldly=True)
+            seconds = self._step_costs.of_step(count, counts, boldly=True) + switching
             faster = committed / count * plain / seconds if seconds else 0.0
             if faster > gain:
                 best, gain = number, faster
@@ -172,6 +174,7 @@ class LookupController:
             longest = max(lengths)
             counts = [sum(n > place for n in lengths) for place in range(1, longest)]
             thought = self._step_costs.of_step(count, counts, boldly=True)
+            thought += self._step_costs.switching(count)
             self._account += committed / count * plain - thought
         else:
             if self._since_plain >= self._reference:

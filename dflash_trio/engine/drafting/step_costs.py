@@ -8,6 +8,15 @@ from .costs import CostTable
 
 PLAIN_FIRST = 3
 """Plain steps of so many sequences before the first guess."""
+AFTER = 2
+"""Plain steps behind one with guesses that may take longer than others: a GPU replays what it
+has recorded for batches of one shape, and records anew for another."""
+_NOTICED = 0.15
+"""Of a plain step: what they take longer by is noise below that."""
+_MOST_AFTER = 3.0
+"""Plain steps that such a one may take longer by; more is somebody else's doing."""
+_AFTER_WEIGHT = 0.2
+"""Of a new measurement of that."""
 
 
 class StepCosts(CostTable):
@@ -20,12 +29,28 @@ class StepCosts(CostTable):
     def __init__(self, *, partitioned: bool) -> None:
         super().__init__()
         self._partitioned = partitioned
+        # Of the first plain step behind one with guesses, the second, ...: what it takes longer by,
+        # in plain steps.
+        self._longer: list[float | None] = [None] * AFTER
+        self._since_guesses = AFTER
+        """Plain steps since one with guesses, as far as they are told apart."""
 
     def of_step(self, count: int, counts: Sequence[int], *, boldly: bool = False) -> float:
         """Seconds of a step of ``count`` sequences, of which so many have a first guess, a second,
         ... ``boldly``: what is larger than anything measured takes as long as the largest."""
         most = self.largest if boldly else 1 << 30
         return sum(self.estimate(min(size, most)) for size in self._passes(count, counts))
+
+    def switching(self, count: int) -> float:
+        """Seconds that the plain steps of ``count`` sequences behind one with guesses take longer
+        in all, if the next step has guesses; 0 where the latest one had some, too."""
+        if not self._since_guesses:
+            return 0.0
+        return self.estimate(count) * sum(map(self._noticed, range(AFTER)))
+
+    def _noticed(self, place: int) -> float:
+        longer = self._longer[place] or 0.0
+        return longer if longer > _NOTICED else 0.0
 
     def _passes(self, count: int, counts: Sequence[int]) -> list[int]:
         """The sizes of the pieces that the cache computes a batch in."""
@@ -49,8 +74,9 @@ class StepCosts(CostTable):
         """A step took that long. ``lengths``: tokens of each of its sequences."""
         longest = max(lengths)
         if longest == 1:
-            self.observe(len(lengths), seconds)
+            self._observe_plain(len(lengths), seconds)
             return
+        self._since_guesses = 0
         counts = [sum(n > place for n in lengths) for place in range(1, longest)]
         passes = self._passes(len(lengths), counts)
         if len(passes) == 1:
@@ -62,3 +88,15 @@ class StepCosts(CostTable):
         for size, part in zip(passes, expected, strict=True):
             if whole:
                 self.observe(size, seconds * part / whole)
+
+    def _observe_plain(self, count: int, seconds: float) -> None:
+        place, self._since_guesses = self._since_guesses, min(AFTER, self._since_guesses + 1)
+        plain = self.estimate(count)
+        if place < AFTER and plain:
+            longer = min(max(seconds / plain - 1.0, -1.0), _MOST_AFTER)
+            known = self._longer[place]
+            self._longer[place] = (
+                longer if known is None else known + _AFTER_WEIGHT * (longer - known)
+            )
+            seconds /= 1.0 + self._noticed(place)
+        self.observe(count, seconds)

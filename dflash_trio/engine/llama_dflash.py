@@ -65,6 +65,7 @@ class DFlashProvider:
     """A DFlash draft for one target. Belongs to the thread of its target's runner."""
 
     caught_up_seconds = 0.0
+    looks_at_steps = True
     matched = ()
 
     def __init__(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...generation.status import DraftStatistics
 from ..model_runner import BatchSlice
 from .draft_tree import NOTHING, DraftTree, grow
+from .naps import Naps
 from .provider import DraftProvider, RankingProvider, Wanted
 from .record import DraftRecord
 
@@ -70,6 +71,7 @@ class Drafter:
         self.provider = provider
         self._tree_budget: int | None = None
         self._controller = controller
+        self._naps = Naps()
         self._clock = clock
         self._on_drafted = on_drafted
         self._on_working = on_working
@@ -90,6 +92,9 @@ class Drafter:
         """How many tokens are to be guessed for each of the sequences that are about to decode,
         and nobody else is in the batch. Often 0."""
         self._drafting = 0.0
+        if self._naps.asleep:
+            self._asked = 0
+            return 0
         self._asked = self._controller.choose([r.acceptance for r in records if r is not None])
         return self._asked
 
@@ -168,15 +173,17 @@ class Drafter:
         """After a step: what stays of each slice, and what came of its outputs. Before any row is
         changed."""
         ended = self._clock()
-        self._on_working(frozenset())
-        try:
-            self._tell(batch, kept, taken)
-        finally:
-            self._on_working(None)
+        if not self._naps.asleep:
+            self._on_working(frozenset())
+            try:
+                self._tell(batch, kept, taken)
+            finally:
+                self._on_working(None)
+        looking = self._clock() - ended
         step_seconds = ended - self._began
         asked, draft_seconds = self._asked, self._drafting
         self._asked, self._drafting = 0, 0.0
-        self._draft_seconds += draft_seconds + self._clock() - ended
+        self._draft_seconds += draft_seconds + looking
         if any(len(item.tokens) != item.outputs for item in batch):
             return  # what a prompt's step takes tells nothing of guesses, and it had none
         judged = []
@@ -196,6 +203,8 @@ class Drafter:
             self._proposed += proposed
             self._accepted += run.accepted
             judged.append((record.acceptance, run.judged, run.right))
+        if self.provider.looks_at_steps:
+            self._naps.step(used=bool(judged), looking=looking, seconds=step_seconds)
         if judged:
             self._steps += 1
             self._verify_seconds += step_seconds

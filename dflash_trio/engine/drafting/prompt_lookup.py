@@ -76,6 +76,7 @@ class PromptLookup:
 
     kind = KIND
     caught_up_seconds = 0.0
+    looks_at_steps = False
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.longest = longest

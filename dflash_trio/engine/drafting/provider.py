@@ -48,6 +48,12 @@ class DraftProvider(Protocol):
         ...
 
     @property
+    def looks_at_steps(self) -> bool:
+        """:meth:`observe` reads what the model computed, which takes its time. It may be left out
+        for some steps: then nothing is known of what they brought."""
+        ...
+
+    @property
     def caught_up_seconds(self) -> float:
         """Of the latest :meth:`propose`: what it spent on tokens that it knew nothing of, as those
         of a prompt, and not on guesses. It will not spend that again."""

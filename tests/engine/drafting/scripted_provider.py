@@ -28,6 +28,7 @@ class CheckingProvider:
 
     kind = "scripted"
     caught_up_seconds = 0.0
+    looks_at_steps = False
     matched = ()
 
     def __init__(self, guess: Guess, *, longest: int = 8) -> None:

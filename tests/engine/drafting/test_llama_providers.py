@@ -302,6 +302,23 @@ def test_a_row_loaded_from_elsewhere_is_guessed_for_by_what_is_known_of_it(rows:
     assert len(rows.guess(77, 0)[0]) == 5
 
 
+def test_steps_that_a_draft_was_not_shown_are_not_taken_for_known(rows: Rows) -> None:
+    """As while it naps: it guesses by what it has seen since, or has worked off itself."""
+    rows.feed(r0=SHORT)
+    rows.guess(77, 0)
+    unseen = BatchSlice(0, len(rows.tokens[0]), tuple(OTHER), 0)
+    assert rows.runner.decode([unseen]) is DecodeOutcome.DONE
+    rows.tokens[0] += OTHER
+    rows.guess(77, 0)
+    rows.feed(r0=LONG[:20])
+    guess = rows.guess(77, 0)[0]
+    assert len(guess) == 5
+    rows.rewind(0, len(SHORT) + 10)  # into what it was not shown
+    rows.guess(77, 0)
+    rows.clear()
+    assert alone(rows, LONG) == alone(rows, LONG)
+
+
 def test_there_are_guesses_up_to_the_contexts_end(rows: Rows) -> None:
     tokens = some_tokens(MAX_CTX - 1, 4)
     if rows.runner.shares_cells:

@@ -401,9 +401,9 @@ def test_layer_inputs_are_those_of_each_token_of_the_batch(
     assert runner.decode(batch) is DecodeOutcome.DONE
     inputs.read()
     found = np.empty((3, inputs.row_values), dtype=np.float32)
-    inputs.copy_rows(0, found)
+    inputs.copy_rows(slice(0, len(found)), found)
     later = np.empty((2, inputs.row_values), dtype=np.float32)
-    inputs.copy_rows(3, later)
+    inputs.copy_rows([3, 4], later)
     inputs.close()
     runner.rewind(0, 0)
     runner.rewind(2, 0)
@@ -574,7 +574,7 @@ def layer_inputs(runner: LlamaRunner, tokens: Sequence[int], layers: Sequence[in
     assert runner.decode([BatchSlice(0, 0, tuple(tokens), 0)]) is DecodeOutcome.DONE
     inputs.read()
     found = np.empty((len(tokens), inputs.row_values), dtype=np.float32)
-    inputs.copy_rows(0, found)
+    inputs.copy_rows(slice(0, len(found)), found)
     runner.rewind(0, 0)
     return found
 

@@ -23,7 +23,7 @@ from dflash_trio.engine.draft_file import check_draft_file
 from dflash_trio.engine.drafting.acceptance import TreeAcceptance
 from dflash_trio.engine.drafting.controller import DraftController
 from dflash_trio.engine.drafting.drafter import TreeDrafter
-from dflash_trio.engine.drafting.provider import RankingProvider
+from dflash_trio.engine.drafting.provider import RankingProvider, Wanted
 from dflash_trio.engine.llama_dflash import DFlashProvider
 from dflash_trio.engine.llama_draft_context import DraftSpec
 from dflash_trio.engine.llama_runner import LlamaRunner
@@ -311,3 +311,32 @@ def test_whatever_size_the_controller_chooses_answers_are_those_of_a_replay(
     requests = [house.ask(text, 40, ignore_eos=True) for text in ASKED]
     for answer in house.run(requests, 16, controller=controller):
         assert max(short_of_the_likeliest(replay, answer)) <= MARGIN
+
+
+def test_a_draft_learns_what_the_layers_had_for_the_path_that_stays(house: House) -> None:
+    """It guesses the same after a path through a tree as after the same tokens in a row."""
+    runner, draft = house.runner, house.drafts["trained"]
+    tokens = list(house.ask(ASKED[0], 1).tokens)
+    words = runner.vocabulary.tokenize(" Once upon a time there was a girl")[:6]
+    parents = (-1, 0, 0, 2, 2, 4)
+    path = (0, 2, 4, 5)
+    said = [*tokens, *(words[place] for place in path)]
+    for row in (0, 1):
+        batch = [BatchSlice(row, 0, tokens, 1)]
+        assert runner.decode(batch) is DecodeOutcome.DONE
+        draft.observe(batch, [len(tokens)])
+    # Behind another row, so that the tree's first row of the batch is not 0.
+    batch = [
+        BatchSlice(0, len(tokens), said[len(tokens) :], 4),
+        BatchSlice(1, len(tokens), words, 6, parents),
+    ]
+    assert runner.decode(batch) is DecodeOutcome.DONE
+    likeliest = runner.likeliest(4 + path[-1])
+    draft.observe_trees(batch, [range(4), path])
+    runner.keep_path(1, path)
+    wanted = [Wanted(row, [*said, likeliest], draft.longest) for row in (0, 1)]
+    in_a_row, along_the_tree = draft.propose(wanted)
+    assert in_a_row == along_the_tree
+    for row in (0, 1):
+        runner.rewind(row, 0)
+        draft.rewind(row, 0)

@@ -20,7 +20,7 @@ import numpy as np
 from attrs import field, frozen
 
 from ..config import CacheType, DevicePlacement, FlashAttention
-from ..generation.events import TokenAlternative, TokenLogprob
+from ..generation.events import TokenLogprob
 from ..generation.request import SamplingParams
 from .context_size import context_size, microbatch, size_warnings
 from .host_memory import new_bytes
@@ -34,6 +34,7 @@ from .llama_abi import (
 )
 from .llama_batch import LlamaBatch
 from .llama_fillers import fillers
+from .llama_logprobs import token_logprob
 from .llama_model_params import CACHE_TYPES, FLASH_ATTENTION, ModelParams, find_devices
 from .llama_sampler import ChainSampler, GreedySampler, SamplingThreads
 from .llama_tree import TreePaths
@@ -247,7 +248,7 @@ class LlamaRunner:
             self._model
         )
         rewinds = self.rewinds_freely and (not self._window or params.swa_full)  # for fillers
-        self.wants_runs = bool(self._size.partitioned and self.launches_ahead and rewinds)
+        self.wants_runs = bool(self._size.partitioned and self._is_asynchronous and rewinds)
         # Beside the model's files, all that the bytes of save() depend on. Sizes are among them:
         # they decide on the layout, and in some models on the factors of rotary positions.
         self.state_facts = (
@@ -365,21 +366,7 @@ class LlamaRunner:
         return self._logits
 
     def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:
-        # In double precision: the sum over a quarter of a million tokens loses digits otherwise.
-        logits = self.logits(output).astype(np.float64)
-        largest = logits.max()
-        normaliser = largest + np.log(np.exp(logits - largest).sum())
-
-        def alternative(candidate: int) -> TokenAlternative:
-            logprob = float(logits[candidate] - normaliser)
-            return TokenAlternative(candidate, self.vocabulary.shown_piece(candidate), logprob)
-
-        likeliest: list[int] = []
-        if top:
-            some = np.argpartition(logits, -top)[-top:]
-            # Sorted by the logit, then by the id: the same every time.
-            likeliest = [int(t) for t in some[np.lexsort((some, -logits[some]))]]
-        return TokenLogprob(alternative(token), tuple(map(alternative, likeliest)))
+        return token_logprob(self.logits(output), token, top, self.vocabulary.shown_piece)
 
     def copy(self, source: int, target: int, length: int) -> None:
         if self.shares_cells:

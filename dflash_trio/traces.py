@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -148,11 +148,14 @@ class Traces:
                 nursery.start_soon(hurry)
                 # A limiter of its own: the default one may be full. Left behind when it is late;
                 # its thread, like the SDK's, does not keep a process from ending.
-                await trio.to_thread.run_sync(
-                    self._provider.shutdown,
-                    limiter=trio.CapacityLimiter(1),
-                    abandon_on_cancel=True,
-                )
+                try:
+                    await trio.to_thread.run_sync(
+                        self._provider.shutdown,
+                        limiter=trio.CapacityLimiter(1),
+                        abandon_on_cancel=True,
+                    )
+                except Exception as error:  # the SDK's, or no thread is to be had
+                    log.warning("the last spans could not be sent: %s", error)
                 nursery.cancel_scope.cancel()
         if bound.cancelled_caught:
             log.warning("the collector did not take the last spans in time; they are lost")
@@ -199,14 +202,53 @@ class OncePerInterval(logging.Filter):
         return True
 
 
+class InShort(logging.Filter):
+    """Says of an error its kind, and what the system said of it: the words of HTTP's libraries
+    quote the URL with its query, and headers with their keys."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_in_short, record.args))
+        return True
+
+
+def _in_short(value: Any) -> Any:
+    if not isinstance(value, Exception):
+        return value
+    said, deeper = type(value).__name__, value.__cause__ or value.__context__
+    while deeper is not None:
+        if isinstance(deeper, OSError) and deeper.strerror:
+            said = f"{type(value).__name__} ({deeper.strerror})"
+        deeper = deeper.__cause__ or deeper.__context__
+    return said
+
+
+class Unquoted(logging.Filter):
+    """Says which variables are meant, and nothing of what is in them: headers have keys."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.args = ("in OTEL_EXPORTER_OTLP_HEADERS or OTEL_EXPORTER_OTLP_TRACES_HEADERS",)
+        return True
+
+
 def _quieten() -> None:
-    """Keep the SDK from filling the log with a dead collector, and clients with their headers."""
-    for name in (
-        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-        "opentelemetry.sdk._shared_internal",
-    ):
+    """Keep the SDK from filling the log with a dead collector, and clients with their headers; and
+    keys out of it."""
+    for name, filters in {
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter": (
+            OncePerInterval(COMPLAINT_INTERVAL),
+            InShort(),
+        ),
+        "opentelemetry.sdk._shared_internal": (OncePerInterval(COMPLAINT_INTERVAL),),
+        "opentelemetry.util.re": (Unquoted(),),
+    }.items():
         logger = logging.getLogger(name)
-        if not any(isinstance(each, OncePerInterval) for each in logger.filters):
-            logger.addFilter(OncePerInterval(COMPLAINT_INTERVAL))
-    for name in ("opentelemetry.trace.span", "opentelemetry.trace.propagation.tracecontext"):
+        for each in filters:
+            if not any(isinstance(there, type(each)) for there in logger.filters):
+                logger.addFilter(each)
+    for name in (
+        "opentelemetry.trace.span",
+        "opentelemetry.trace.propagation.tracecontext",
+        "opentelemetry.attributes",  # a line for each that a limit cuts, which is its purpose
+    ):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -26,9 +26,11 @@ from dflash_trio.traces import (
     start_traces,
 )
 from tests.support.collector import collector
-from tests.support.running import scripted_process
+from tests.support.http_client import PATIENCE
+from tests.support.running import ServerProcess, scripted_process
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 HERE = {ENDPOINT: "http://127.0.0.1:4318"}
 
 
@@ -140,6 +142,41 @@ def test_a_sampler_that_raises_costs_no_request(monkeypatch: pytest.MonkeyPatch)
 
 
 # -------------------------------------------------------------------------- a bad collector
+
+
+async def until_logged(server: ServerProcess, words: str) -> None:
+    with trio.fail_after(PATIENCE):
+        while words not in server.log:  # noqa: ASYNC110
+            await trio.sleep(0.005)
+
+
+def test_keys_of_the_collectors_stay_out_of_the_log() -> None:
+    env = {
+        TRACES_ENDPOINT: f"http://me:secret@127.0.0.1:{closed_port()}/v1/traces?key=secret",
+        "OTEL_EXPORTER_OTLP_HEADERS": "no value but a secret,key=secret%0d%0awith a line",
+        "OTEL_BSP_SCHEDULE_DELAY": "5",
+    }
+    for headers in (env["OTEL_EXPORTER_OTLP_HEADERS"], "key=secret"):
+        env["OTEL_EXPORTER_OTLP_HEADERS"] = headers
+        with scripted_process({"answer": "yes"}, env=env) as server:
+            trio.run(server.until_ready)
+            assert trio.run(server.chat).status == 200
+            trio.run(until_logged, server, "spans batch")
+        assert "secret" not in server.log
+        assert ("in OTEL_EXPORTER_OTLP_HEADERS or" in server.log) == (headers != "key=secret")
+    assert "(Connection refused)" in server.log
+
+
+async def test_an_sdk_that_fails_at_its_end_fails_no_shutdown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(StuckExporter):
+        def shutdown(self) -> None:
+            raise OSError("gone")
+
+    traces = Traces(Failing())  # type: ignore[arg-type]
+    await traces.flush(trio.Event())
+    assert "the last spans could not be sent: gone" in caplog.text
 
 
 def test_a_collector_that_hangs_slows_no_request_and_no_shutdown_beyond_the_bound() -> None:

@@ -8,8 +8,9 @@ they are over, parent and times included, so no context is ever taken from the s
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -41,6 +42,7 @@ def start_traces(settings: TraceSettings) -> Traces | None:
     wanted and cannot be had, a line has said so."""
     if settings.endpoint is None:
         return None
+    strip_variables(os.environ)
     try:
         traces = Traces()
     except Exception as error:  # whatever a variable of the SDK's has in it
@@ -50,6 +52,15 @@ def start_traces(settings: TraceSettings) -> Traces | None:
     return traces
 
 
+def strip_variables(environ: MutableMapping[str, str]) -> None:
+    """Make the SDK read what :func:`read_trace_settings` has read: values without spaces around
+    them, and none that are empty, which it takes for nonsense or for an endpoint."""
+    for name in [name for name in environ if name.startswith("OTEL_")]:
+        environ[name] = environ[name].strip()
+        if not environ[name]:
+            del environ[name]
+
+
 class Traces:
     """Exports requests that are over. Owns the SDK's thread until :meth:`flush`.
 
@@ -57,20 +68,22 @@ class Traces:
     """
 
     def __init__(self, exporter: SpanExporter | None = None) -> None:
-        from opentelemetry.propagate import get_global_textmap
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         _quieten()
+        self._propagator = _propagator()
         resource = _resource()
         self.service = str(resource.attributes["service.name"])
         # Not on exit: that has no bound that fits a shutdown.
         self._provider: TracerProvider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._processor = BatchSpanProcessor(exporter or _otlp_exporter())
+        self._processor = BatchSpanProcessor(
+            exporter or _otlp_exporter(),
+            export_timeout_millis=0,  # which it has no use for
+        )
         self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("dflash_trio", __version__)
         self._failed = False
-        self._propagator: TextMapPropagator = get_global_textmap()
         # Baggage is for those that call others.
         self.headers = frozenset(map(str.lower, self._propagator.fields)) - {"baggage"}
 
@@ -159,6 +172,15 @@ class Traces:
                 nursery.cancel_scope.cancel()
         if bound.cancelled_caught:
             log.warning("the collector did not take the last spans in time; they are lost")
+
+
+def _propagator() -> TextMapPropagator:
+    try:
+        # One that is named and not there fails the import.
+        from opentelemetry.propagate import get_global_textmap
+    except Exception as error:
+        raise ValueError(f"OTEL_PROPAGATORS: {error}") from error
+    return get_global_textmap()
 
 
 def _otlp_exporter() -> SpanExporter:

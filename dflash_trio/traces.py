@@ -8,9 +8,10 @@ they are over, parent and times included, so no context is ever taken from the s
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -41,6 +42,7 @@ def start_traces(settings: TraceSettings) -> Traces | None:
     wanted and cannot be had, a line has said so."""
     if settings.endpoint is None:
         return None
+    strip_variables(os.environ)
     try:
         traces = Traces()
     except Exception as error:  # whatever a variable of the SDK's has in it
@@ -50,6 +52,15 @@ def start_traces(settings: TraceSettings) -> Traces | None:
     return traces
 
 
+def strip_variables(environ: MutableMapping[str, str]) -> None:
+    """Make the SDK read what :func:`read_trace_settings` has read: values without spaces around
+    them, and none that are empty, which it takes for nonsense or for an endpoint."""
+    for name in [name for name in environ if name.startswith("OTEL_")]:
+        environ[name] = environ[name].strip()
+        if not environ[name]:
+            del environ[name]
+
+
 class Traces:
     """Exports requests that are over. Owns the SDK's thread until :meth:`flush`.
 
@@ -57,20 +68,22 @@ class Traces:
     """
 
     def __init__(self, exporter: SpanExporter | None = None) -> None:
-        from opentelemetry.propagate import get_global_textmap
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         _quieten()
+        self._propagator = _propagator()
         resource = _resource()
         self.service = str(resource.attributes["service.name"])
         # Not on exit: that has no bound that fits a shutdown.
         self._provider: TracerProvider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._processor = BatchSpanProcessor(exporter or _otlp_exporter())
+        self._processor = BatchSpanProcessor(
+            exporter or _otlp_exporter(),
+            export_timeout_millis=0,  # which it has no use for
+        )
         self._provider.add_span_processor(self._processor)
         self._tracer = self._provider.get_tracer("dflash_trio", __version__)
         self._failed = False
-        self._propagator: TextMapPropagator = get_global_textmap()
         # Baggage is for those that call others.
         self.headers = frozenset(map(str.lower, self._propagator.fields)) - {"baggage"}
 
@@ -148,14 +161,26 @@ class Traces:
                 nursery.start_soon(hurry)
                 # A limiter of its own: the default one may be full. Left behind when it is late;
                 # its thread, like the SDK's, does not keep a process from ending.
-                await trio.to_thread.run_sync(
-                    self._provider.shutdown,
-                    limiter=trio.CapacityLimiter(1),
-                    abandon_on_cancel=True,
-                )
+                try:
+                    await trio.to_thread.run_sync(
+                        self._provider.shutdown,
+                        limiter=trio.CapacityLimiter(1),
+                        abandon_on_cancel=True,
+                    )
+                except Exception as error:  # the SDK's, or no thread is to be had
+                    log.warning("the last spans could not be sent: %s", error)
                 nursery.cancel_scope.cancel()
         if bound.cancelled_caught:
             log.warning("the collector did not take the last spans in time; they are lost")
+
+
+def _propagator() -> TextMapPropagator:
+    try:
+        # One that is named and not there fails the import.
+        from opentelemetry.propagate import get_global_textmap
+    except Exception as error:
+        raise ValueError(f"OTEL_PROPAGATORS: {error}") from error
+    return get_global_textmap()
 
 
 def _otlp_exporter() -> SpanExporter:
@@ -199,14 +224,53 @@ class OncePerInterval(logging.Filter):
         return True
 
 
+class InShort(logging.Filter):
+    """Says of an error its kind, and what the system said of it: the words of HTTP's libraries
+    quote the URL with its query, and headers with their keys."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_in_short, record.args))
+        return True
+
+
+def _in_short(value: Any) -> Any:
+    if not isinstance(value, Exception):
+        return value
+    said, deeper = type(value).__name__, value.__cause__ or value.__context__
+    while deeper is not None:
+        if isinstance(deeper, OSError) and deeper.strerror:
+            said = f"{type(value).__name__} ({deeper.strerror})"
+        deeper = deeper.__cause__ or deeper.__context__
+    return said
+
+
+class Unquoted(logging.Filter):
+    """Says which variables are meant, and nothing of what is in them: headers have keys."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.args = ("in OTEL_EXPORTER_OTLP_HEADERS or OTEL_EXPORTER_OTLP_TRACES_HEADERS",)
+        return True
+
+
 def _quieten() -> None:
-    """Keep the SDK from filling the log with a dead collector, and clients with their headers."""
-    for name in (
-        "opentelemetry.exporter.otlp.proto.http.trace_exporter",
-        "opentelemetry.sdk._shared_internal",
-    ):
+    """Keep the SDK from filling the log with a dead collector, and clients with their headers; and
+    keys out of it."""
+    for name, filters in {
+        "opentelemetry.exporter.otlp.proto.http.trace_exporter": (
+            OncePerInterval(COMPLAINT_INTERVAL),
+            InShort(),
+        ),
+        "opentelemetry.sdk._shared_internal": (OncePerInterval(COMPLAINT_INTERVAL),),
+        "opentelemetry.util.re": (Unquoted(),),
+    }.items():
         logger = logging.getLogger(name)
-        if not any(isinstance(each, OncePerInterval) for each in logger.filters):
-            logger.addFilter(OncePerInterval(COMPLAINT_INTERVAL))
-    for name in ("opentelemetry.trace.span", "opentelemetry.trace.propagation.tracecontext"):
+        for each in filters:
+            if not any(isinstance(there, type(each)) for there in logger.filters):
+                logger.addFilter(each)
+    for name in (
+        "opentelemetry.trace.span",
+        "opentelemetry.trace.propagation.tracecontext",
+        "opentelemetry.attributes",  # a line for each that a limit cuts, which is its purpose
+    ):
         logging.getLogger(name).setLevel(logging.ERROR)

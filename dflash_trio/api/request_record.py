@@ -87,7 +87,7 @@ class RequestRecord:
     def asked(self, request: GenerationRequest, model: str | None, *, stream: bool) -> None:
         """It is a request to generate. ``model``: what its body calls the model."""
         if self.trace is not None:
-            self.trace.asked = Asked(request, model, stream)
+            self.trace.asked = Asked.of(request, model, stream=stream)
 
     def response_began(self, status: int, length: int | None) -> None:
         """``length``: of its body in bytes, where that was announced."""

@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 
 from ..engine.client import Generation
 from ..generation.events import Finished
-from ..generation.request import GenerationRequest
+from ..generation.request import GenerationRequest, SamplingOverrides
 from ..routing.reservation import Reservation
 from .request_totals import Outcome
 
@@ -72,11 +72,19 @@ class TraceExporter(Protocol):
 
 @frozen
 class Asked:
-    """What of a body its span says."""
+    """What of a body its span says; nothing of it keeps the prompt in memory."""
 
-    request: GenerationRequest
+    sampling: SamplingOverrides
+    max_tokens: int | None
+    n: int
     model: str | None
+    """What the body calls the model, or the beginning of it."""
     stream: bool
+
+    @classmethod
+    def of(cls, request: GenerationRequest, model: str | None, *, stream: bool) -> Asked:
+        short = model[:MOST_OF_A_NAME] if model is not None else None
+        return cls(request.sampling, request.max_tokens, request.n, short, stream)
 
 
 @define(eq=False)
@@ -204,14 +212,14 @@ def failure_of(outcome: Outcome, status: int | None, generation: Generation | No
 
 
 def _of_the_request(asked: Asked, route: str | None) -> dict[str, Value]:
-    request, sampling = asked.request, asked.request.sampling
+    sampling = asked.sampling
     given: dict[str, Value | None] = {
         "gen_ai.operation.name": "text_completion" if route == "/v1/completions" else "chat",
         "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": asked.model[:MOST_OF_A_NAME] if asked.model is not None else None,
+        "gen_ai.request.model": asked.model,
         "gen_ai.request.stream": asked.stream,
-        "gen_ai.request.max_tokens": request.max_tokens,
-        "gen_ai.request.choice.count": request.n if request.n != 1 else None,
+        "gen_ai.request.max_tokens": asked.max_tokens,
+        "gen_ai.request.choice.count": asked.n if asked.n != 1 else None,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k,

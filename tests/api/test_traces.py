@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 
+from dflash_trio.generation.request import GenerationRequest
 from dflash_trio.traces import Traces
 from tests.api.test_drafts_over_http import drafted_model
 from tests.support.collector import Collector, Span, collector
@@ -279,6 +281,15 @@ async def test_an_answer_that_fails_half_way_is_an_error_although_its_status_was
     assert (span.attributes["dflash.outcome"], span.status) == ("failed", 2)
     assert span.attributes["error.type"] == "engine_failed"
     assert b"secret" not in b"".join(collected.raw)
+
+
+async def test_a_trace_keeps_no_request_in_memory_while_it_is_answered(
+    collected: Collector,
+) -> None:
+    load = scripted_load(script=answer("x" * 1500), before_decode=paced(0.002))
+    async with tracing((scripted_config("m"), load)) as server, server.held_slot():
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, GenerationRequest)]
 
 
 async def test_drafts_are_totalled_over_all_answers_of_a_request(collected: Collector) -> None:

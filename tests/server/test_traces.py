@@ -24,12 +24,16 @@ from dflash_trio.traces import (
     OncePerInterval,
     Traces,
     start_traces,
+    strip_variables,
 )
 from tests.support.collector import collector
-from tests.support.running import scripted_process
+from tests.support.http_client import PATIENCE
+from tests.support.running import ServerProcess, scripted_process
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 HERE = {ENDPOINT: "http://127.0.0.1:4318"}
+RATIO = {"OTEL_TRACES_SAMPLER": "traceidratio"}
 
 
 def closed_port() -> int:
@@ -47,11 +51,21 @@ def closed_port() -> int:
         ({}, None),
         ({ENDPOINT: "  "}, None),
         (HERE, "http://127.0.0.1:4318"),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "https://c/v1/traces"}, "https://c/v1/traces"),
-        ({ENDPOINT: "https://me:secret@c:1/x?key=secret#s"}, "https://c:1/x"),
+        ({TRACES_ENDPOINT: "https://c/v1/traces"}, "https://c/v1/traces"),
+        ({ENDPOINT: " https://me:secret@c:1/x "}, "https://c:1/x"),
+        ({TRACES_ENDPOINT: "https://me:secret@c:1/x?key=secret#s"}, "https://c:1/x"),
+        ({**HERE, TRACES_ENDPOINT: " "}, "http://127.0.0.1:4318"),
         ({**HERE, "OTEL_SDK_DISABLED": " True "}, None),
+        ({**HERE, "OTEL_SDK_DISABLED": "False"}, "http://127.0.0.1:4318"),
         ({**HERE, "OTEL_TRACES_EXPORTER": "none"}, None),
-        ({**HERE, "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "http://127.0.0.1:4318"),
+        ({**HERE, "OTEL_TRACES_EXPORTER": "None"}, None),
+        ({**HERE, "OTEL_TRACES_EXPORTER": "OTLP,"}, "http://127.0.0.1:4318"),
+        ({**HERE, "OTEL_EXPORTER_OTLP_PROTOCOL": "HTTP/protobuf"}, "http://127.0.0.1:4318"),
+        ({**HERE, **RATIO, "OTEL_TRACES_SAMPLER_ARG": "0.1"}, "http://127.0.0.1:4318"),
+        (
+            {**HERE, "OTEL_BSP_SCHEDULE_DELAY": "", "OTEL_EXPORTER_OTLP_TIMEOUT": "2.5"},
+            HERE[ENDPOINT],
+        ),
         ({**HERE, "OTEL_METRICS_EXPORTER": "none"}, "http://127.0.0.1:4318"),
     ],
 )
@@ -72,6 +86,47 @@ def test_an_endpoint_turns_traces_on_and_the_sdks_switches_turn_them_off_without
         ({**HERE, "OTEL_METRICS_EXPORTER": "otlp"}, True, "metrics are not pushed"),
         ({"OTEL_EXPORTER_OTLP_LOGS_ENDPOINT": "http://c"}, False, "the log is not pushed"),
         ({**HERE, "OTEL_CONFIG_FILE": "x.yaml"}, True, "its file is not read"),
+        ({**HERE, "OTEL_BSP_EXPORT_TIMEOUT": "100"}, True, "has no use for it"),
+        ({**HERE, "OTEL_SDK_DISABLED": "1"}, True, "OTEL_SDK_DISABLED is 1, which is none of true"),
+        ({**HERE, "OTEL_TRACES_SAMPLER": "jaeger_remote"}, True, "is jaeger_remote, which is none"),
+        (
+            {**HERE, "OTEL_TRACES_SAMPLER_ARG": "0.1"},
+            True,
+            "OTEL_TRACES_SAMPLER_ARG is set, but only",
+        ),
+        ({**HERE, "OTEL_EXPORTER_OTLP_COMPRESSION": "lz4"}, True, "is lz4, which is none of none"),
+        ({**HERE, "OTEL_EXPORTER_OTLP_TIMEOUT": "10000"}, True, "counts in seconds"),
+        *(
+            ({**HERE, **RATIO, name: value}, False, f"{name} is {value}, which is no")
+            for name, values in {
+                "OTEL_TRACES_SAMPLER_ARG": ["x", "-0.1", "7", "nan"],
+                "OTEL_BSP_SCHEDULE_DELAY": ["x", "0", "-5", "1.5", "99999999999999999"],
+                "OTEL_BSP_MAX_QUEUE_SIZE": ["x", "-1", "9" * 30],
+                "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": ["x", "0"],
+                "OTEL_EXPORTER_OTLP_TIMEOUT": ["x", "0", "-1", "nan", "inf", "1e300"],
+            }.items()
+            for value in values
+        ),
+        (
+            {**HERE, "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE": "/no/such"},
+            False,
+            "which is not there",
+        ),
+        *(
+            ({ENDPOINT: value}, False, f"{ENDPOINT} is set, but traces are off: it is no URL")
+            for value in (
+                "localhost:4318",
+                "secret",
+                "http://",
+                "http://[::1",
+                "http://c:99999",
+                "http://c:x",
+                "unix:///x",
+                "http://c\x1b[31m",
+                "http://c d",
+            )
+        ),
+        ({ENDPOINT: "http://c?key=secret"}, False, "it has a query"),
     ],
 )
 def test_what_is_set_and_not_served_is_said_by_name(
@@ -82,6 +137,7 @@ def test_what_is_set_and_not_served_is_said_by_name(
     told = "\n".join(settings.warnings)
     assert words in told
     assert any(name in told for name in environ)
+    assert "secret" not in told
 
 
 def test_without_the_extra_a_start_says_so_and_serves(tmp_path: Path) -> None:
@@ -96,12 +152,29 @@ def test_without_the_extra_a_start_says_so_and_serves(tmp_path: Path) -> None:
     assert "dflash-trio[otel]" in server.log
 
 
-def test_a_variable_that_the_sdk_cannot_use_costs_the_traces_and_not_the_start() -> None:
-    env = {**HERE, "OTEL_BSP_MAX_QUEUE_SIZE": "-1"}
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ({"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "-1"}, "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
+        ({"OTEL_PROPAGATORS": "b3"}, "OTEL_PROPAGATORS: Propagator b3 not found"),
+        ({"OTEL_BSP_MAX_QUEUE_SIZE": "10"}, "max_export_batch_size must be less"),
+    ],
+)
+def test_a_variable_that_the_sdk_cannot_use_costs_the_traces_and_not_the_start(
+    variable: dict[str, str], words: str
+) -> None:
+    env = {**HERE, **variable}
     with scripted_process({"answer": "yes"}, env=env) as server:
         trio.run(server.until_ready)
         assert trio.run(server.chat).status == 200
-    assert "WARNING traces are off: max_queue_size must be" in server.log
+    assert f"WARNING traces are off: {words}" in server.log
+    assert "Traceback" not in server.log
+
+
+def test_variables_reach_the_sdk_as_they_were_understood() -> None:
+    environ = {"OTEL_A": " x ", "OTEL_B": "  ", "OTEL_C": "", "OTEL_D": "y", "D": " "}
+    strip_variables(environ)
+    assert environ == {"OTEL_A": "x", "OTEL_D": "y", "D": " "}
 
 
 def test_nothing_of_opentelemetry_is_imported_unless_it_is_wanted() -> None:
@@ -140,6 +213,41 @@ def test_a_sampler_that_raises_costs_no_request(monkeypatch: pytest.MonkeyPatch)
 
 
 # -------------------------------------------------------------------------- a bad collector
+
+
+async def until_logged(server: ServerProcess, words: str) -> None:
+    with trio.fail_after(PATIENCE):
+        while words not in server.log:  # noqa: ASYNC110
+            await trio.sleep(0.005)
+
+
+def test_keys_of_the_collectors_stay_out_of_the_log() -> None:
+    env = {
+        TRACES_ENDPOINT: f"http://me:secret@127.0.0.1:{closed_port()}/v1/traces?key=secret",
+        "OTEL_EXPORTER_OTLP_HEADERS": "no value but a secret,key=secret%0d%0awith a line",
+        "OTEL_BSP_SCHEDULE_DELAY": "5",
+    }
+    for headers in (env["OTEL_EXPORTER_OTLP_HEADERS"], "key=secret"):
+        env["OTEL_EXPORTER_OTLP_HEADERS"] = headers
+        with scripted_process({"answer": "yes"}, env=env) as server:
+            trio.run(server.until_ready)
+            assert trio.run(server.chat).status == 200
+            trio.run(until_logged, server, "spans batch")
+        assert "secret" not in server.log
+        assert ("in OTEL_EXPORTER_OTLP_HEADERS or" in server.log) == (headers != "key=secret")
+    assert "(Connection refused)" in server.log
+
+
+async def test_an_sdk_that_fails_at_its_end_fails_no_shutdown(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(StuckExporter):
+        def shutdown(self) -> None:
+            raise OSError("gone")
+
+    traces = Traces(Failing())  # type: ignore[arg-type]
+    await traces.flush(trio.Event())
+    assert "the last spans could not be sent: gone" in caplog.text
 
 
 def test_a_collector_that_hangs_slows_no_request_and_no_shutdown_beyond_the_bound() -> None:

@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
                       help="at a time, one after the other (default 1,4,8)")  # fmt: skip
     what.add_argument("--words", type=_positive, default=24, help="of each prompt (default 24)")
     what.add_argument("--shared-words", type=_count, default=0, help="in front of all (default 0)")
-    what.add_argument("--prompts", type=_prompts, default=(), metavar="FILE.json",
+    what.add_argument("--prompts", type=Path, metavar="FILE.json",
                       help="a list of prompts to ask in turn, instead of words")  # fmt: skip
     what.add_argument("--tokens", type=_positive, default=96, help="of each answer (default 96)")
     what.add_argument("--requests", type=_positive, default=1, metavar="R",
@@ -130,13 +130,16 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _prompts(path: str) -> tuple[str, ...]:
+def prompts_in(path: Path | None) -> tuple[str, ...]:
+    """Those of ``--prompts``. Raises ValueError with what is wrong with the file."""
+    if path is None:
+        return ()
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{path}: {error}") from None
+        raise ValueError(f"--prompts {path}: {error}") from None
     if not (isinstance(found, list) and found and all(isinstance(each, str) for each in found)):
-        raise argparse.ArgumentTypeError(f"{path} is not a list of prompts")
+        raise ValueError(f"--prompts {path} is not a list of prompts")
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from .arguments import Entry, baseline_of, entries, parser
+from .arguments import Entry, baseline_of, entries, parser, prompts_in
 from .contestants import Contestant, Options
 from .figures import Series
 from .plot import svg
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     try:
         found = entries(arguments)
+        prompts = prompts_in(arguments.prompts)
     except ValueError as error:
         parser().error(str(error))
     if arguments.seed is None:
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     failures: list[str] = []
     trio.run(
         _until_told_to_stop,
-        functools.partial(_measure_all, arguments, found, results),
+        functools.partial(_measure_all, arguments, prompts, found, results),
         failures,
     )
     for measured in results:
@@ -59,7 +60,10 @@ def _say(text: str) -> None:
 
 
 async def _measure_all(
-    arguments: argparse.Namespace, found: Sequence[Entry], results: list[Measured]
+    arguments: argparse.Namespace,
+    prompts: tuple[str, ...],
+    found: Sequence[Entry],
+    results: list[Measured],
 ) -> None:
     options = Options(arguments.api, arguments.model_name, arguments.start_timeout)
     base = baseline_of(arguments, found)
@@ -80,7 +84,7 @@ async def _measure_all(
                 arguments.requests,
                 arguments.temperature,
                 not arguments.no_ignore_eos,
-                arguments.prompts,
+                prompts,
             )
             series = [Series(entry.name) for entry in found]
             measured = Measured(workload, series, next(s for s in series if s.name == base))

@@ -159,8 +159,10 @@ def measured(words: Sequence[str]) -> object:
     arguments = importlib.import_module("bench_lib.arguments").parser().parse_args(words)
     for server in arguments.server:
         command = shlex.split(server.partition("=")[2])
-        assert os.path.basename(command[0]) == "dflash-server"
-        launch_of(command[1:])
+        program = os.path.basename(command[0])
+        assert program in ("dflash-server", "llama-server")
+        if program == "dflash-server":
+            launch_of(command[1:])
     if arguments.ours:
         launch_of(["m.gguf", *shlex.split(arguments.ours)])
     return arguments

@@ -179,7 +179,7 @@ def test_given_prompts_are_asked_in_turn(bench: Bench, tmp_path: Path) -> None:
     arguments, workload = bench("arguments"), bench("workload")
     path = tmp_path / "prompts.json"
     path.write_text('["a", "b", "c"]')
-    given = arguments.parser().parse_args(["--prompts", str(path)]).prompts
+    given = arguments.prompts_in(arguments.parser().parse_args(["--prompts", str(path)]).prompts)
     work = workload.Workload(2, words=24, shared_words=0, tokens=8, prompts=given)
     rounds = [workload.prompts_of(work, 1, f"round {number}") for number in range(3)]
     assert rounds == [[["a"], ["b"]], [["c"], ["a"]], [["b"], ["c"]]]

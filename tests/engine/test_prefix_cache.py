@@ -297,6 +297,26 @@ def test_of_many_that_share_most_no_copies_are_saved_and_the_shared_beginning_is
     assert cached(engine.say(prompt(HEAD + "more", 3))[1]) == len(HEAD)
 
 
+def test_a_new_conversation_has_the_cells_to_itself_and_the_others_are_had_again() -> None:
+    engine = Engine(slots=3)
+    engine.say(prompt("a" * 100, 3))
+    engine.say(prompt("short", 3))
+    engine.say(prompt("b" * 100, 3))
+    cache = engine.scheduler._cache
+    assert cache.cells < 150  # b's, and the short one's, which is not worth a copy
+    assert cached(engine.say(prompt("short one", 3))[1]) == 5
+    assert cached(engine.say(prompt("b" * 100 + "c", 3))[1]) == 100
+    assert cached(engine.say(prompt("a" * 100 + "c", 3))[1]) == 100
+
+
+def test_where_saving_is_dear_idle_rows_stay_where_they_are() -> None:
+    engine = Engine(slots=3, saving_costs=20.0)
+    engine.say(prompt("a" * 100, 3))
+    engine.say(prompt("b" * 100, 3))
+    assert engine.scheduler._cache.cells >= 200
+    assert engine.scheduler._cache.saved_bytes == 0
+
+
 def test_a_saved_row_takes_its_cells_from_idle_ones() -> None:
     engine = Engine(slots=3, pool=300, max_ctx=280)
     engine.say(prompt("a" * 150, 3))

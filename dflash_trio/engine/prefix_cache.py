@@ -237,14 +237,14 @@ class PrefixCache:
     def take_row(self) -> int:
         """An empty row for a sequence, beside running ones if there is such a one: rows that form
         a run are computed at once."""
-        if not self._empty and not self.evict():
-            raise EngineError("more sequences than rows")
-        if self._runner.wants_runs and self._running:
+        if self._runner.wants_runs and self._running and (self._empty or self._idle):
             # Of the idle rows, too, in the order of their last use.
             row = min((*sorted(self._empty), *self._idle), key=self._growth)
             if row in self._idle:
                 self._empty_idle(row)
         else:
+            if not self._empty and not self.evict():
+                raise EngineError("more sequences than rows")
             row = min(self._empty, key=lambda r: (not self._is_beside_running(r), r))
         self._empty.remove(row)
         self._running.add(row)

@@ -187,7 +187,7 @@ class EngineClient:
 
         self._worker = EngineWorker(self.name, self._load, deliver)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._run_thread, self._worker)
+            nursery.start_soon(self._run_thread, self._worker, deliver)
             nursery.start_soon(self._watch, self._worker)
             try:
                 await self._loaded.wait()
@@ -210,7 +210,7 @@ class EngineClient:
         if self._load_error is not None:
             raise ModelLoadError(self._load_error)
 
-    async def _run_thread(self, worker: EngineWorker) -> None:
+    async def _run_thread(self, worker: EngineWorker, deliver: Callable[[Outgoing], None]) -> None:
         started = False
 
         def run() -> None:
@@ -228,8 +228,8 @@ class EngineClient:
             )
         finally:
             if not started:
-                # Cancelled before there was a thread: nobody will ever say that it has ended.
-                self._ended.set()
+                # Cancelled before there was a thread: nobody else will ever say that it has ended.
+                deliver(Ended())
 
     async def _watch(self, worker: EngineWorker) -> None:
         """Look out for a step that does not end. Runs until cancelled."""

@@ -1,7 +1,7 @@
 """A draft's own model and context in llama.cpp, and the batches that go into it.
 
-A context has a row for each of the target's, laid out as the target's cache is: partitioned, or
-one pool for all.
+A context has a row for each of the target's. Its cache is partitioned, or one pool for all: see
+``context_size.draft_context``.
 """
 
 from __future__ import annotations

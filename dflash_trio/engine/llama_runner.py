@@ -300,7 +300,7 @@ class LlamaRunner:
     def decode(
         self, batch: Sequence[BatchSlice], launched: Callable[[], None] = lambda: None
     ) -> DecodeOutcome:
-        trees = self.tree_paths and any(item.parents is not None for item in batch)
+        trees = any(item.parents is not None for item in batch)
         room = self._batch.capacity if self.wants_runs else 0
         between = fillers(batch, self.sequence_length, self.max_ctx, room)
         self._batch.fill([*batch, *between], self._trees.prepare(batch) if trees else None)

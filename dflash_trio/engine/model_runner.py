@@ -228,8 +228,8 @@ class ModelRunner(CacheRows, Protocol):
 
     @property
     def tree_paths(self) -> int:
-        """Leaves that the trees of a batch may have in all, beside one for each; 0: it takes no
-        trees."""
+        """Leaves that the trees of a batch may have in all, beside one for each; 0: only trees that
+        do not branch."""
         ...
 
     @property

@@ -144,7 +144,7 @@ class PrefixCache:
         # or computed once more if somebody asks for it.
         worth = self._is_worth_saving(lost, of=length + lost)
         price = self._runner.saving_costs if worth else lost / _CHANCES
-        if self._empty and length < price:
+        if self._empty and length < price and source != self._nearest():
             return self.take_row(), 0
         tokens = self._forget_idle(source)
         if worth:
@@ -237,18 +237,23 @@ class PrefixCache:
     def take_row(self) -> int:
         """An empty row for a sequence, beside running ones if there is such a one: rows that form
         a run are computed at once."""
-        if not self._empty and not self.evict():
-            raise EngineError("more sequences than rows")
-        if self._runner.wants_runs and self._running:
-            # Of the idle rows, too, in the order of their last use.
-            row = min((*sorted(self._empty), *self._idle), key=self._growth)
-            if row in self._idle:
-                self._empty_idle(row)
-        else:
+        row = self._nearest()
+        if row is None:
+            if not self._empty and not self.evict():
+                raise EngineError("more sequences than rows")
             row = min(self._empty, key=lambda r: (not self._is_beside_running(r), r))
+        elif row in self._idle:
+            self._empty_idle(row)
         self._empty.remove(row)
         self._running.add(row)
         return row
+
+    def _nearest(self) -> int | None:
+        """Where runs are wanted, the row that is to be taken next: an empty one, or an idle one, in
+        the order of their last use. ``None``: it matters little which."""
+        if not self._runner.wants_runs or not self._running:
+            return None
+        return min((*sorted(self._empty), *self._idle), key=self._growth, default=None)
 
     def _growth(self, row: int) -> int:
         """By how much the span of running rows would grow with this one; 0 within it."""

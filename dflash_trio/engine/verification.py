@@ -35,7 +35,7 @@ class Run:
     path: list[int] | None = None
     """Of a tree: the places of what is kept in the slice."""
     right: AbstractSequence[int] = ()
-    """The numbers of the guesses that came, from 0."""
+    """Of those whose turn came, the numbers of the guesses that came, from 0."""
     ending: Ending | None = None
     error: ConstraintError | None = None
     """Its grammar cannot be followed any further."""
@@ -87,7 +87,8 @@ def _climb(
         (parent, token): place
         for place, (parent, token) in enumerate(zip(parents[1:], proposals, strict=True), 1)
     }
-    run.path, run.right = [], (came := [])
+    run.path = []
+    came: list[int] = []
     place: int | None = 0
     while place is not None:
         run.path.append(place)
@@ -99,7 +100,7 @@ def _climb(
             came.append(place - 1)
         if run.ending is not None:
             return  # what lies above had no turn: nothing is learned of this tree
-    run.judged = len(proposals)
+    run.judged, run.right = len(proposals), came
 
 
 def _take(run: Run, output: int, runner: ModelRunner, room: int) -> bool:

@@ -162,6 +162,7 @@ class EngineWorker:
         self._batch_lock = threading.Lock()
         self._in_batch: frozenset[int] = frozenset()
         self._cancelled: set[int] = set()
+        self._everybody_ends = False
         # Everybody is paused, and the cells they wait for are with requests that are not in the
         # engine: whose output drains, or who are about to come.
         self._blocked = False
@@ -198,6 +199,7 @@ class EngineWorker:
     def _end_everybody(self, message: _FinalizeAll | _Stop) -> None:
         with self._batch_lock:
             # As in cancel(): first the message, then the abort. Nobody of the batch goes on.
+            self._everybody_ends = True
             self._inbox.put(message)
             if self._in_batch:
                 self._abort()
@@ -349,7 +351,8 @@ class EngineWorker:
             # An abort from here on is for this batch, also before its decoding begins; one that
             # came as the last step ended is over with that step. One that came while guesses were
             # made stands, where all are gone.
-            if generations and self._runner is not None and not generations <= self._cancelled:
+            all_are_gone = self._everybody_ends or generations <= self._cancelled
+            if generations and self._runner is not None and not all_are_gone:
                 self._runner.rearm()
             self._in_batch = generations
         if generations:

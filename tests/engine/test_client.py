@@ -13,9 +13,10 @@ import trio
 
 import dflash_trio.engine.client as client_module
 from dflash_trio.engine.client import EngineClient, Generation
+from dflash_trio.engine.loop_mailbox import LoopMailbox, MailboxClosed
 from dflash_trio.engine.model_runner import EngineError, LoadingStopped, ModelLoadError
 from dflash_trio.engine.scripted_runner import ScriptedRunner
-from dflash_trio.engine.worker import Died, Ended, Load, LoadedModel, Ready
+from dflash_trio.engine.worker import Died, Ended, Load, LoadedModel, Outgoing, Ready
 from dflash_trio.generation.errors import EngineFailed
 from dflash_trio.generation.events import Failed, Retired, TextDelta
 from dflash_trio.generation.request import PreparedPrompt
@@ -573,3 +574,23 @@ async def test_abandoning_a_thread_fails_and_settles_whom_it_will_say_nothing_of
         gate.open()
         await client._ended.wait()
     await until(lambda: not engine_threads())
+
+
+async def test_a_client_that_is_cancelled_at_once_leaves_nobody_at_its_mailbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[LoopMailbox[Outgoing]] = []
+
+    class Known(LoopMailbox[Outgoing]):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(client_module, "LoopMailbox", {Outgoing: Known})
+    client = EngineClient("m", scripted_load())
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await client.run()
+    assert not client.abandoned
+    with pytest.raises(MailboxClosed):
+        made[0].post(Ended())

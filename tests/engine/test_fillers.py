@@ -83,3 +83,28 @@ def test_where_runs_are_wanted_the_nearest_row_is_taken_though_it_is_kept() -> N
     cache.end(3, [3] * 8, keep=True)
     assert cache.begin([50] * 9)[0] == 1
     assert cache.begin([51] * 9)[0] == 3  # and not 4, beyond it
+
+
+def test_where_runs_are_wanted_one_sequence_takes_the_place_of_one_kept_row() -> None:
+    runner = ScriptedRunner(slots=6, shares_cells=False, wants_runs=True)
+    cache = PrefixCache(runner, slots=6, prefixes=6, prompts=0)
+    rows = [cache.begin([row] * 9)[0] for row in range(6)]
+    assert rows == [0, 1, 2, 3, 4, 5]
+    for row in (5, 1, 2, 3):  # 0 and 4 run on
+        runner.decode([BatchSlice(row, 0, (row,) * 8, 1)])
+        cache.end(row, [row] * 8, keep=True)
+    assert cache.cells == 32
+    assert cache.begin([50] * 9)[0] == 1
+    assert cache.cells == 24
+
+
+def test_a_kept_row_that_has_to_give_way_in_any_case_is_gone_on_with() -> None:
+    runner = ScriptedRunner(slots=4, shares_cells=False, wants_runs=True, saving_costs=30)
+    cache = PrefixCache(runner, slots=4, prefixes=4, prompts=0)
+    assert [cache.begin([row] * 9)[0] for row in range(2)] == [0, 1]
+    kept = [1] * 200
+    runner.decode([BatchSlice(1, 0, kept, 1)])
+    cache.end(1, kept, keep=True)
+    # Saving the rest of it costs more than its beginning spares, and rows 2 and 3 are empty.
+    assert cache.begin([*kept[:20], 7, 8]) == (1, 20)
+    assert len(cache) == 1

@@ -107,6 +107,32 @@ def test_each_token_of_a_tree_sees_its_own_branch_alone(runner: Runner) -> None:
     assert not same(found[3], found[4])
 
 
+@pytest.fixture(params=["scripted", pytest.param("smollm2", marks=pytest.mark.real)])
+def pathless(request: pytest.FixtureRequest) -> Iterator[Runner]:
+    runner: Runner
+    if request.param == "scripted":
+        runner = ScriptedRunner(slots=3, cells=768)
+    else:
+        path = request.getfixturevalue(request.param)
+        runner = load_llama(path, draft_outputs=24, has_draft=True)
+    yield runner
+    runner.close()
+
+
+def test_without_ids_for_paths_a_tree_may_be_a_chain(pathless: Runner) -> None:
+    prompt = prefill(pathless, 1, SEA)
+    words = some_tokens(pathless, 4)
+    assert pathless.tree_paths == 0
+    assert pathless.decode([tree(1, len(prompt), words, (-1, 0, 1, 2))]) is DONE
+    ours = list(pathless.logits(2))
+    pathless.keep_path(1, [0, 1])
+    assert pathless.sequence_length(1) == len(prompt) + 2
+    assert same(ours, replayed(pathless, 0, [*prompt, *words[:3]]))
+    pathless.rewind(1, 0)
+    with pytest.raises(EngineError, match="more than 0 paths"):
+        pathless.decode([tree(1, 0, words[:3], (-1, 0, 0))])
+
+
 @pytest.mark.parametrize("place", range(len(PARENTS)))
 def test_a_sequence_goes_on_from_the_path_that_was_kept(runner: Runner, place: int) -> None:
     prompt = prefill(runner, 0, BREAD)

@@ -97,6 +97,11 @@ class DraftController:
         self._pause = FIRST_PAUSE
         return self._new_acceptance(self._longest, fading=0.9, weight=2.0)
 
+    @property
+    def trying(self) -> bool:
+        """See ``drafter.Controller``."""
+        return self._trying
+
     # --------------------------------------------------------------------------- decisions
 
     def choose(self, sequences: Sequence[Acceptance]) -> int:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 class Controller(Protocol):
     """Says how many guesses are worth it; see ``controller.DraftController``."""
 
+    @property
+    def trying(self) -> bool:
+        """Of the step under way: its guesses are not expected to pay, but a try."""
+        ...
+
     def new_acceptance(self) -> Any: ...
 
     def choose(self, sequences: Sequence[Any]) -> int: ...
@@ -204,7 +209,8 @@ class Drafter:
             self._accepted += run.accepted
             judged.append((record.acceptance, run.judged, run.right))
         if self.provider.looks_at_steps:
-            self._naps.step(used=bool(judged), looking=looking, seconds=step_seconds)
+            used = bool(judged) and not self._controller.trying
+            self._naps.step(used=used, looking=looking, seconds=step_seconds)
         if judged:
             self._steps += 1
             self._verify_seconds += step_seconds

@@ -123,6 +123,8 @@ class LazyDraft:
             self._provider.replaced(row)
 
     def rests(self, row: int) -> None:
+        # It may not have been told of a step for long.
+        self._used_at = self._clock()
         if self._provider is not None:
             self._provider.rests(row)
 

@@ -45,6 +45,9 @@ _HOPELESS = 0.05
 class LookupController:
     """Parameters as of ``controller.DraftController``."""
 
+    trying = False
+    """Nobody saves looks at the text because nothing but tries comes of them."""
+
     def __init__(self, longest: int, *, verify_limit: int, partitioned: bool) -> None:
         self._longest = longest
         self._limit = verify_limit

@@ -13,7 +13,8 @@ from attrs import define
 AWAKE = 512
 """Steps without prompts in which it shows whether guesses are worth it."""
 LEAST_USED = 0.03
-"""Of these steps, the share with guesses in them: what tries come to is less."""
+"""Of these steps, the share with guesses that were expected to pay. Tries are none: cheap ones come
+to more."""
 DEAR = 0.02
 """Of a step: looking that takes less is not worth a nap."""
 FIRST_NAP, LONGEST_NAP = 1024, 8192
@@ -35,7 +36,7 @@ class Naps:
 
     def step(self, *, used: bool, looking: float, seconds: float) -> None:
         """A step without prompts took ``seconds``, and ``looking`` at it some more. ``used``: it
-        had guesses."""
+        had guesses, and not for a try."""
         self._steps += 1
         if self.asleep:
             if self._steps >= self._next:

@@ -13,6 +13,7 @@ from dflash_trio.engine import step_clock
 from dflash_trio.engine.client import EngineClient
 from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.model_runner import BatchSlice
+from dflash_trio.engine.scripted_runner import ScriptedRunner
 from dflash_trio.engine.step_clock import StepClock
 from dflash_trio.generation.events import Failed
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
@@ -127,13 +128,16 @@ def test_guesses_that_somebody_else_waits_for_are_not_cut_short() -> None:
 @pytest.mark.parametrize("end", ["stop", "finalize_all"])
 def test_the_servers_end_cuts_a_draft_short(end: str) -> None:
     draft = Interruptible()
-    with running(scripted_load(drafts=lambda: draft)) as thread:
+    runners: list[ScriptedRunner] = []
+    with running(scripted_load(drafts=lambda: draft, on_runner=runners.append)) as thread:
         thread.until_ready()
         thread.submit(1, prompt("abc", 99))
         assert draft.asked_for.wait(WAIT)
+        before = runners[0].decoded_tokens
         getattr(thread.worker, end)()
         thread.until_retired(1)
         assert draft.stopped.is_set()
+        assert runners[0].decoded_tokens == before, "and so is the step that it was for"
 
 
 def test_how_long_a_draft_may_take_is_learned_apart_from_steps(

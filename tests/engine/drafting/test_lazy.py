@@ -85,6 +85,15 @@ def test_it_is_freed_when_nobody_has_been_there_for_so_long_and_loaded_anew() ->
     assert loads.draft.rest() == pytest.approx(30)
 
 
+def test_it_stays_that_long_behind_an_answer_of_whose_steps_it_was_not_told() -> None:
+    loads = Loads()
+    loads.draft.wake()
+    loads.now += 300
+    loads.draft.rests(0)
+    assert loads.draft.rest() == pytest.approx(30)
+    assert loads.draft.loaded
+
+
 def test_one_that_cannot_be_loaded_is_given_up_with_a_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from dflash_trio.engine.drafting.controller import DraftController
 from dflash_trio.engine.drafting.drafter import Drafter
 from dflash_trio.engine.drafting.naps import AWAKE, FIRST_NAP, LONGEST_NAP, Naps
+from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.model_runner import BatchSlice
 
 
@@ -70,6 +72,7 @@ class Never:
     """A controller that thinks nothing of guesses, and counts how often it is asked."""
 
     asked = 0
+    trying = False
 
     def new_acceptance(self) -> None:
         return None
@@ -106,3 +109,42 @@ def test_a_napping_draft_is_told_of_no_step_and_asked_nothing(looks: bool) -> No
         drafter.observe([BatchSlice(0, at, (1,), 1)], [1], [[run]])  # type: ignore[list-item]
     watched = AWAKE + 10 if looks else steps
     assert provider.observed == controller.asked == watched
+
+
+@pytest.mark.parametrize("length", [50, 1000])
+def test_a_draft_that_is_never_right_naps_however_cheap_its_tries_are(length: int) -> None:
+    now = 0.0
+    wrong = SimpleNamespace(
+        kind="wrong", longest=15, matched=(), caught_up_seconds=0.0, looks_at_steps=True
+    )  # fmt: skip
+
+    def propose(wanted: Sequence[Wanted]) -> list[list[int]]:
+        nonlocal now
+        now += 0.0001
+        return [[7] * item.limit for item in wanted]
+
+    def observe(*_: object) -> None:
+        nonlocal now
+        now += 0.0001
+
+    wrong.propose, wrong.observe = propose, observe
+    controller = DraftController(15, verify_limit=256, partitioned=False)
+    drafter = Drafter(wrong, controller, clock=lambda: now)  # type: ignore[arg-type]
+    shown = 0
+    for at in range(20 * AWAKE):
+        if at % length == 0:
+            record = drafter.new_record([1])
+        guesses: Sequence[int] = ()
+        if chosen := drafter.choose([record]):
+            (guesses,) = drafter.propose([Wanted(0, [1], chosen)], [record])  # type: ignore[assignment]
+        drafter.step_begins()
+        now += 0.002 + 0.00001 * len(guesses)
+        run = SimpleNamespace(
+            sequence=SimpleNamespace(drafts=record), kept=1, accepted=0,
+            judged=min(1, len(guesses)), right=(), error=None,
+        )  # fmt: skip
+        tokens = (1, *guesses)
+        before = now
+        drafter.observe([BatchSlice(0, at, tokens, len(tokens))], [1], [[run]])  # type: ignore[list-item]
+        shown += now > before
+    assert shown < 6 * AWAKE

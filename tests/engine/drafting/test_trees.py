@@ -18,6 +18,7 @@ from dflash_trio.engine.scripted_runner import VOCAB_SIZE, ScriptedRunner
 from dflash_trio.engine.token_tree import paths_of
 from dflash_trio.generation.request import SamplingParams
 from tests.engine.drafting.drafted import Engine, at_random, right, wrong_at
+from tests.engine.drafting.scripted_provider import Always
 from tests.engine.drafting.test_drafted_answers import CASES, drafts
 from tests.engine.engine_helpers import prompt
 
@@ -214,6 +215,22 @@ def test_usage_counts_all_guesses_of_a_tree() -> None:
     drafts_ = engine.scheduler.statistics().drafts
     assert drafts_ is not None
     assert (drafts_.proposed, drafts_.accepted, drafts_.tree_budget) == (proposed, accepted, 6)
+
+
+def test_an_answer_that_ends_within_a_tree_teaches_nothing_of_it() -> None:
+    plain = Engine()
+    plain.run(prompt("count", 20))
+    judged: list[tuple[int, tuple[int, ...]]] = []
+
+    class Listening(Always):
+        def observe(self, lengths: Any, each: Any, **figures: Any) -> None:
+            judged.extend((turns, tuple(came)) for _, turns, came in each)
+            super().observe(lengths, each, **figures)
+
+    engine = Engine(right(plain.said), tree=6, controller=Listening(6))
+    engine.run(*[prompt("count", length) for length in range(2, 20)])
+    assert any(came for _, came in judged)
+    assert not [came for turns, came in judged if came and max(came) >= turns]
 
 
 # -------------------------------------------------------------------------------- how large

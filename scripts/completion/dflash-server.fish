@@ -68,6 +68,8 @@ complete -c dflash-server -l disk-prefix-cache -d 'A folder that keeps prompt be
 complete -c dflash-server -l draft -d 'The GGUF file of a draft for speculative decoding, or prompt-lookup.' -x -a 'prompt-lookup (__fish_complete_suffix .gguf)'
 complete -c dflash-server -l draft-device -d 'Where the draft loads.' -x
 complete -c dflash-server -l draft-max -d 'Tokens drafted at a time.' -x
+complete -c dflash-server -l ddtree -d 'Draft a tree of continuations instead of one chain; all slots share the cells.'
+complete -c dflash-server -l ddtree-budget -d 'Nodes of a drafted tree, at most.' -x
 complete -c dflash-server -l lazy-draft -d 'Load the draft when a request comes, and free it after five idle minutes.'
 complete -c dflash-server -l on-sigterm -d 'On shutdown, finish this model\'s active requests or end them properly at once.' -x -a 'drain finalize'
 complete -c dflash-server -l ds4-fused-decode -d 'DeepSeek V4: decode in fused kernels, as is done wherever there are any.'
@@ -143,6 +145,8 @@ complete -c dflash_server -l disk-prefix-cache -d 'A folder that keeps prompt be
 complete -c dflash_server -l draft -d 'The GGUF file of a draft for speculative decoding, or prompt-lookup.' -x -a 'prompt-lookup (__fish_complete_suffix .gguf)'
 complete -c dflash_server -l draft-device -d 'Where the draft loads.' -x
 complete -c dflash_server -l draft-max -d 'Tokens drafted at a time.' -x
+complete -c dflash_server -l ddtree -d 'Draft a tree of continuations instead of one chain; all slots share the cells.'
+complete -c dflash_server -l ddtree-budget -d 'Nodes of a drafted tree, at most.' -x
 complete -c dflash_server -l lazy-draft -d 'Load the draft when a request comes, and free it after five idle minutes.'
 complete -c dflash_server -l on-sigterm -d 'On shutdown, finish this model\'s active requests or end them properly at once.' -x -a 'drain finalize'
 complete -c dflash_server -l ds4-fused-decode -d 'DeepSeek V4: decode in fused kernels, as is done wherever there are any.'

@@ -350,8 +350,7 @@ class EngineClient:
                     if isinstance(events[-1], Retired):
                         del self._live[generation_id]
                     generation.deliver_all(events)
-                if self.health.state is Health.STALLED:
-                    self._recover()
+                self._recover()
             case LoadProgress(fraction):
                 self._on_progress(fraction)
             case Ready():

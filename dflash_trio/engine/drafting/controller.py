@@ -41,8 +41,6 @@ MOST_AT_ONCE = 1024
 """Plain steps that are saved up for a single dear try, and that may be owed for catching up."""
 FIRST_PAUSE, LONGEST_PAUSE = 4, 32
 """Steps between tries that fail."""
-FIRST_REFERENCE, LAST_REFERENCE = 8, 128
-"""Steps with guesses after which a plain one is due, to see what it takes now."""
 CHEAP = 0.01
 """A share of a plain step. Guessing that costs less is always worth a look at the guesses."""
 ENOUGH_EVIDENCE = 1.5
@@ -88,8 +86,6 @@ class DraftController:
         self._wait = 0
         self._on = False
         self._trying = False
-        self._since_plain = 0
-        self._reference = FIRST_REFERENCE
 
     def new_acceptance(self) -> Acceptance:
         """For a sequence that begins."""
@@ -111,7 +107,7 @@ class DraftController:
         room = self._limit - count
         if self._exhausted or room < 1:
             return 0
-        if self._since_plain >= self._reference or not self._step_costs.knows_plain(count):
+        if self._step_costs.plain_is_due(count):
             return 0
         if self._asking_is_cheap(count):
             return min(self._longest, room)
@@ -167,7 +163,6 @@ class DraftController:
         asking = self._draft_cost(count, 1) if lengths is None else 0.0
         costs = self._step_costs
         worst = asking + costs.of_step(count, counts[:1]) - costs.estimate(count)
-        worst += costs.switching(count)
         worst = min(worst, MOST_AT_ONCE * self._step_costs.estimate(count))
         if not best or not (self._free or self._catching_up or self._account >= worst):
             self._dearest = worst if best else 0.0
@@ -196,7 +191,6 @@ class DraftController:
         plain = self._step_costs.estimate(count)
         most = min(self._limit, max(2 * self._step_costs.largest, count + 1))
         best, gain, committed, size = 0, 0.0, float(count), count
-        switching = self._step_costs.switching(count)
         for at, more in enumerate(reached):
             size += counts[at]
             if size > most and best:
@@ -204,7 +198,7 @@ class DraftController:
             if size > self._limit:
                 break
             committed += supply * more
-            seconds = self._step_costs.of_step(count, counts[: at + 1]) + switching
+            seconds = self._step_costs.of_step(count, counts[: at + 1])
             if lengths is None:
                 if counts[0] == count:
                     # Sometimes there is nothing to verify all the same.
@@ -268,18 +262,13 @@ class DraftController:
             self._debt = min(self._debt + caught_up_seconds, most)
             self._exhausted = self._exhausted or self._debt >= most
         if judged:
-            self._since_plain += 1
             self._acceptance.fade()
             for sequence, turns, right in judged:
                 self._acceptance.add(turns, right)
                 sequence.fade()
                 sequence.add(turns, right)
-        else:
-            if self._since_plain >= self._reference:
-                self._reference = min(2 * self._reference, LAST_REFERENCE)
-            self._since_plain = 0
         switching = self._step_costs.switching(count)
-        self._step_costs.observe_step(lengths, step_seconds)
+        self._step_costs.observe_step(lengths, step_seconds, judged=bool(judged))
         spent = draft_seconds
         if judged:
             spent += step_seconds + switching

@@ -24,11 +24,9 @@ from collections.abc import Sequence
 from .controller import (
     ALLOWANCE,
     FIRST_PAUSE,
-    FIRST_REFERENCE,
     FREE_TRIES,
     GAIN_TO_BEGIN,
     GAIN_TO_GO_ON,
-    LAST_REFERENCE,
     LONGEST_PAUSE,
     MOST_OWED,
     MOST_SAVED,
@@ -58,8 +56,6 @@ class LookupController:
         self._free = FREE_TRIES
         self._pause = FIRST_PAUSE
         self._wait = 0
-        self._since_plain = 0
-        self._reference = FIRST_REFERENCE
 
     def new_acceptance(self) -> MatchChances:
         """For a sequence that begins."""
@@ -75,8 +71,7 @@ class LookupController:
         """How many guesses of each to verify. ``matched``: tokens, for those that have any."""
         count = len(sequences)
         none = [0] * count
-        due = self._since_plain >= self._reference or not self._step_costs.knows_plain(count)
-        if due or not any(lengths):
+        if self._step_costs.plain_is_due(count) or not any(lengths):
             return none
         plain = self._step_costs.estimate(count)
         if self._account < -MOST_OWED * plain:
@@ -113,7 +108,6 @@ class LookupController:
         sure = min(sure, self._most(count))
         counts = _counts([place for _, place in reached[:sure]], count)
         cost = self._step_costs.of_step(count, counts, boldly=True)
-        cost += self._step_costs.switching(count)
         committed = count + sum(chance for chance, _ in reached[:sure])
         if not self._free and self._account < cost - committed / count * plain:
             return 0
@@ -136,7 +130,6 @@ class LookupController:
         lengths = [0] * count
         counts: list[int] = []
         best, gain, committed = 0, 0.0, float(count)
-        switching = self._step_costs.switching(count)
         for number, (chance, place) in enumerate(reached[: self._most(count)], 1):
             if count + number > largest + 1 and chance < _SURE:
                 break
@@ -146,7 +139,7 @@ class LookupController:
                 counts.append(0)
             counts[at] += 1
             committed += chance
-            seconds = self._step_costs.of_step(count, counts, boldly=True) + switching
+            seconds = self._step_costs.of_step(count, counts, boldly=True)
             faster = committed / count * plain / seconds if seconds else 0.0
             if faster > gain:
                 best, gain = number, faster
@@ -173,18 +166,12 @@ class LookupController:
         plain = self._step_costs.estimate(count)
         self._account += ALLOWANCE * plain
         if judged:
-            self._since_plain += 1
             longest = max(lengths)
             counts = [sum(n > place for n in lengths) for place in range(1, longest)]
             thought = self._step_costs.of_step(count, counts, boldly=True)
-            thought += self._step_costs.switching(count)
             self._account += committed / count * plain - thought
-        else:
-            if self._since_plain >= self._reference:
-                self._reference = min(2 * self._reference, LAST_REFERENCE)
-            self._since_plain = 0
         self._account = min(max(self._account, -2 * MOST_OWED * plain), MOST_SAVED * plain)
-        self._step_costs.observe_step(lengths, step_seconds)
+        self._step_costs.observe_step(lengths, step_seconds, judged=bool(judged))
 
 
 def _counts(places: Sequence[int], count: int) -> list[int]:

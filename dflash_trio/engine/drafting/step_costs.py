@@ -8,6 +8,8 @@ from .costs import CostTable
 
 PLAIN_FIRST = 3
 """Plain steps of so many sequences before the first guess."""
+FIRST_REFERENCE, LAST_REFERENCE = 8, 128
+"""Steps with guesses after which a plain one is due, to see what it takes now."""
 AFTER = 2
 """Plain steps behind one with guesses that may take longer than others: a GPU replays what it
 has recorded for batches of one shape, and records anew for another."""
@@ -34,19 +36,22 @@ class StepCosts(CostTable):
         self._longer: list[float | None] = [None] * AFTER
         self._since_guesses = AFTER
         """Plain steps since one with guesses, as far as they are told apart."""
+        self._since_plain = 0
+        self._reference = FIRST_REFERENCE
 
     def of_step(self, count: int, counts: Sequence[int], *, boldly: bool = False) -> float:
         """Seconds of a step of ``count`` sequences, of which so many have a first guess, a second,
-        ... ``boldly``: what is larger than anything measured takes as long as the largest."""
+        ..., with what plain ones behind it take longer. ``boldly``: what is larger than anything
+        measured takes as long as the largest."""
         most = self.largest if boldly else 1 << 30
-        return sum(self.estimate(min(size, most)) for size in self._passes(count, counts))
+        seconds = sum(self.estimate(min(size, most)) for size in self._passes(count, counts))
+        return seconds + self.switching(count)
 
     def switching(self, count: int) -> float:
         """Seconds that the plain steps of ``count`` sequences behind one with guesses take longer
         in all, if the next step has guesses; 0 where the latest one had some, too."""
-        if not self._since_guesses:
-            return 0.0
-        return self.estimate(count) * sum(map(self._noticed, range(AFTER)))
+        longer = sum(map(self._noticed, range(AFTER))) if self._since_guesses else 0.0
+        return self.estimate(count) * longer if longer else 0.0
 
     def _noticed(self, place: int) -> float:
         longer = self._longer[place] or 0.0
@@ -70,8 +75,19 @@ class StepCosts(CostTable):
         times = self.times(count)
         return times >= PLAIN_FIRST or (not times and self.knows(count))
 
-    def observe_step(self, lengths: Sequence[int], seconds: float) -> None:
-        """A step took that long. ``lengths``: tokens of each of its sequences."""
+    def plain_is_due(self, count: int) -> bool:
+        """A step of ``count`` sequences should have no guesses, to see what that takes."""
+        return self._since_plain >= self._reference or not self.knows_plain(count)
+
+    def observe_step(self, lengths: Sequence[int], seconds: float, *, judged: bool) -> None:
+        """A step took that long. ``lengths``: tokens of each of its sequences; ``judged``: guesses
+        had their turn in it."""
+        if judged:
+            self._since_plain += 1
+        else:
+            if self._since_plain >= self._reference:
+                self._reference = min(2 * self._reference, LAST_REFERENCE)
+            self._since_plain = 0
         longest = max(lengths)
         if longest == 1:
             self._observe_plain(len(lengths), seconds)

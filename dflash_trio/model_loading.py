@@ -86,6 +86,11 @@ def load_llama(
             f"--ddtree-budget {model.tree_budget}: a tree has at most {verified - 1} tokens here, "
             "since a step that verifies has fewer than 64 on a CPU"
         )
+    if model.tree_budget is not None and not spec.tree_paths:
+        spec.warnings.append(
+            f"--ddtree with --max-concurrency {slots}: a step that verifies has fewer than 64 "
+            "tokens on a CPU, which leaves no branches; guesses are chains"
+        )
     drafts: DraftProvider | None = None
     try:
         if model.draft is not None and not runner.rewinds_freely:

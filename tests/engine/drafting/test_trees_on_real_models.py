@@ -8,6 +8,7 @@ configuration, see test_exactness.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import attrs
 import numpy as np
 import pytest
 
+from dflash_trio import model_loading
+from dflash_trio.cli import parse_command_line
 from dflash_trio.config import DevicePlacement
 from dflash_trio.engine.admission import Hold, KVLedger
 from dflash_trio.engine.context_size import context_size, draft_context
@@ -29,6 +32,7 @@ from dflash_trio.engine.llama_draft_context import DraftSpec
 from dflash_trio.engine.llama_runner import LlamaRunner
 from dflash_trio.engine.model_file import check_model_file
 from dflash_trio.engine.model_runner import BatchSlice, DecodeOutcome
+from dflash_trio.engine.placement import place_models
 from dflash_trio.engine.scheduler import Scheduler
 from dflash_trio.engine.sequence import Sequence
 from dflash_trio.generation.events import Finished, Retired
@@ -340,3 +344,19 @@ def test_a_draft_learns_what_the_layers_had_for_the_path_that_stays(house: House
     for row in (0, 1):
         runner.rewind(row, 0)
         draft.rewind(row, 0)
+
+
+@pytest.mark.parametrize(("slots", "warned"), [(4, False), (63, True)])
+def test_slots_that_leave_no_branches_are_told_at_the_start(
+    smollm2: Path, slots: int, warned: bool
+) -> None:
+    words = ["--model", str(smollm2), "--target-device", "cpu:0", "--max-ctx", "256"]
+    words += ["--draft", str(TRAINED), "--ddtree", "--max-concurrency", str(slots)]
+    model = parse_command_line(words, {}).config.models[0]  # type: ignore[union-attr]
+    file = check_model_file(model.path)
+    (place,) = place_models([model], [file], [check_draft_file(str(TRAINED), None, file)])
+    loaded = model_loading.load_llama(model, place, 1, lambda _: None, threading.Event())
+    assert loaded.drafts is not None
+    loaded.drafts.close()
+    loaded.runner.close()
+    assert any("guesses are chains" in line for line in loaded.warnings) == warned

@@ -42,7 +42,8 @@ _log = structlog.wrap_logger(
 
 @define(eq=False)
 class RequestRecord:
-    """Written on the event loop only. Times are seconds on trio's clock."""
+    """Written on the event loop, and :meth:`sent` by the engine's thread while the stream's owner
+    waits for that. Times are seconds on trio's clock."""
 
     totals: RequestTotals
     request_id: str

@@ -16,6 +16,9 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: keeps proxies and clients from giving up, shows up nowhere."""
 DONE = b"data: [DONE]\n\n"
 
+# One for all: json.dumps would make one for each call.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
 # Line ends to Python's str.splitlines and to JavaScript, but not to JSON or to SSE.
 _ESCAPES = {"\u2028": "\\u2028", "\u2029": "\\u2029", "\x85": "\\u0085"}
 
@@ -25,10 +28,7 @@ def json_line(value: Any, *, large: bool = False) -> str:
 
     ``large``: made in parts; see json_text.
     """
-    if large:
-        text = dump_in_parts(value, compact=True)
-    else:
-        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = dump_in_parts(value, compact=True) if large else _encode(value)
     if not text.isascii():
         # Not str.translate, which takes a tenth of a second for a megabyte.
         for separator, escape in _ESCAPES.items():

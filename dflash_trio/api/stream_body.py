@@ -1,10 +1,10 @@
 """A stream's body: a generation's events, encoded and sent as they come.
 
-Text in the middle of an answer is encoded and written in the very callback that brings it from the
-engine. The task that owns the body sleeps meanwhile: waking it, and going through the layers of the
-web framework and of HTTP, costs several times what the text does. The task does all the rest: the
-beginning, the end, signs of life, whatever takes long to encode, and waiting for a client that is
-slower than the answer.
+Text in the middle of an answer is encoded and written by the engine's thread, right where it comes
+up. The task that owns the body sleeps meanwhile: waking the event loop and that task, and going
+through the layers of the web framework and of HTTP, costs several times what the text does. The
+task does all the rest: the beginning, the end, signs of life, whatever takes long to encode, and
+waiting for a client that is slower than the answer.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -70,7 +71,11 @@ class AnswerEncoder(Protocol):
 
 @define(eq=False)
 class StreamBody:
-    """``output``: the way past the framework; ``None``: there is none. Times are seconds."""
+    """``output``: the way past the framework; ``None``: there is none. Times are seconds.
+
+    Its parts belong to the owner, and to the engine's thread while the generation's ``direct`` is
+    armed, which is while the owner waits. Made on the event loop.
+    """
 
     _generation: Generation
     _reader: AnswerReader
@@ -85,6 +90,11 @@ class StreamBody:
     """When the last text was written directly."""
     _rest_is_due: bool = field(init=False, default=False)
     _error: Exception | None = field(init=False, default=None)
+    _clock: Callable[[], float] = field(
+        init=False, factory=lambda: trio.lowlevel.current_clock().current_time
+    )
+    """trio's, for any thread."""
+    _token: trio.lowlevel.TrioToken = field(init=False, factory=trio.lowlevel.current_trio_token)
 
     async def chunks(self, events: list[Event]) -> AsyncIterator[bytes]:
         """The body. ``events``: those that have come already."""
@@ -113,11 +123,13 @@ class StreamBody:
                 return events
             # Nothing is in the channel, and no checkpoint comes until the wait for it.
             with trio.move_on_at(until) as self._wait:
-                self._generation.take_text = self._write
+                # The first text is everybody's to hear of: it goes by way of the event loop.
+                if self._output is not None and self._generation.started_decoding:
+                    self._generation.direct.arm(self._write)
                 try:
                     events = await next_events(self._generation)
                 finally:
-                    self._generation.take_text = None
+                    self._generation.direct.disarm()
             if self._error is not None:
                 raise self._error
             if self._rest_is_due and self._output is not None:
@@ -130,22 +142,33 @@ class StreamBody:
             until = max(until, self._last + self._keep_alive_interval)
 
     def _write(self, events: Sequence[Event]) -> bool:
-        """See Generation.take_text."""
-        if self._output is None or not self._output.ready() or not self._load.adds_little(events):
+        """See TakeText. On the engine's thread."""
+        output = self._output
+        if (
+            output is None
+            or self._error is not None
+            or not output.ready()
+            or not self._load.adds_little(events)
+        ):
             return False
         try:
             chunk = self._encode(events)
             if chunk:
                 self._record.sent(len(chunk), last=False, in_vain=False)
-                self._rest_is_due = not self._output.write(chunk)
+                self._rest_is_due = not output.write(chunk)
         except Exception as error:
             # The owner's to raise, as if it had come there.
             self._error = error
-        self._last = trio.current_time()
+        self._last = self._clock()
         if self._rest_is_due or self._error is not None:
-            self._generation.take_text = None
-            self._wait.cancel()
+            with suppress(trio.RunFinishedError):  # nobody is left whom it would concern
+                self._token.run_sync_soon(self._wake)
         return True
+
+    def _wake(self) -> None:
+        """There is something for the owner to do, unless it has seen that already."""
+        if self._rest_is_due or self._error is not None:
+            self._wait.cancel()
 
     def _encode(self, events: Sequence[Event]) -> bytes:
         """A wake-up's events as one write, with the end of the stream if they bring it."""

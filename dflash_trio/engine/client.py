@@ -23,6 +23,7 @@ from ..generation.events import Event, Failed, Finished, Retired, TextDelta
 from ..generation.request import PreparedPrompt
 from ..generation.status import EngineStatistics, EngineTimings
 from .admission import Hold
+from .direct_text import DirectText
 from .health import EngineHealth, Health
 from .loop_mailbox import LoopMailbox, MailboxClosed
 from .model_runner import ModelLoadError
@@ -54,10 +55,9 @@ class Generation:
     """Called once, on the event loop, if the retirement comes after all. Must not raise."""
     on_first_token: Callable[[], object] | None = None
     """Called once, on the event loop, with its first text. Must not raise."""
-    take_text: Callable[[Sequence[Event]], bool] | None = None
-    """Set by a reader that is waiting on ``events``, with nothing in it: gets a delivery that is
-    text and nothing else, in the place of ``events``. False: it wants it there after all. Must not
-    raise. It is dropped as soon as something goes to ``events``."""
+    direct: DirectText = field(factory=DirectText)
+    """Armed by a reader that is waiting on ``events``, with nothing in it, for as long as it waits
+    and no longer. Disarmed as well as soon as something goes to ``events``."""
     started_decoding: bool = False
     ended: bool = False
     """All its answers finished, or it failed, as far as the engine is concerned."""
@@ -91,18 +91,10 @@ class Generation:
         self.ended_at = trio.current_time()
 
     def deliver_all(self, events: Sequence[Event]) -> None:
-        """Called by the client for what one step brought."""
-        take_text = self.take_text
-        if (
-            take_text is not None
-            and self.started_decoding
-            and not self.ended
-            and all(isinstance(event, TextDelta) for event in events)
-            and take_text(events)
-        ):
-            return
+        """Called by the client for what one step brought, as far as it was not taken directly."""
         for event in events:
             self.deliver(event)
+        self.direct.arrived(len(events))
 
     def deliver(self, event: Event) -> None:
         """Called by the client for each event, in order. After an ending only Retired counts."""
@@ -129,7 +121,7 @@ class Generation:
                 if self.on_retired is not None:
                     self.on_retired()
         # From here on there is something to be read first.
-        self.take_text = None
+        self.direct.disarm()
         # A request that is gone reads no more; only `retired` still matters then.
         with contextlib.suppress(trio.BrokenResourceError):
             self._send.send_nowait(event)
@@ -180,6 +172,10 @@ class EngineClient:
         trio.lowlevel.spawn_system_task(self._read, mailbox)
 
         def deliver(message: Outgoing) -> None:
+            if isinstance(message, list):
+                message = self._hand_over(message)
+                if not message:
+                    return
             try:
                 mailbox.post(message)
             except MailboxClosed:
@@ -318,6 +314,15 @@ class EngineClient:
         return self._worker.timings if self._worker is not None else StepMeter().timings()
 
     # ------------------------------------------------------------ deliveries of the thread
+
+    def _hand_over(self, delivery: Delivery) -> Delivery:
+        """What is left for the event loop of a delivery. Called on the thread."""
+        left: Delivery = []
+        for generation_id, events in _by_generation(delivery):
+            generation = self._live.get(generation_id)
+            if generation is None or not generation.direct.offer(events):
+                left += [(generation_id, event) for event in events]
+        return left
 
     async def _read(self, mailbox: LoopMailbox[Outgoing]) -> None:
         """Handle what the thread says, until it has said that it ends."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import threading
 from contextlib import suppress
 from typing import cast
 
@@ -52,6 +53,9 @@ class Connection(TCPServer):
         self._turns = 0
         # What write_now could not hand over. Goes out before anything else.
         self._rest = b""
+        # Guards it, and who sends: write_now is called on other threads as well. Held for a write
+        # that does not block at most.
+        self._guard = threading.Lock()
         self._broken = False
         self._plain = ssl_context is None
         stream: trio.abc.Stream = transport
@@ -129,13 +133,16 @@ class Connection(TCPServer):
         # A stream's writes are small and many, and mostly nobody else sends and the kernel takes
         # all of it. Then the turns that a lock and a trio send take through the scheduler, waiting
         # for nothing, would be most of what a write costs.
-        try:
-            self.send_lock.acquire_nowait()
-        except trio.WouldBlock:
+        with self._guard:  # nobody on another thread is in the middle of a write from here on
+            is_free = not self.send_lock.locked()
+            if is_free:
+                self.send_lock.acquire_nowait()
+        if not is_free:
             await self.send_lock.acquire()
         try:
             if self._rest:
-                data, self._rest = self._rest + data, b""
+                with self._guard:
+                    data, self._rest = self._rest + data, b""
             sent = self.transport.send_now(data) if self._plain else 0
             if sent < len(data) or not data:
                 # A message cut in half would spoil the connection, so cancelling a request does
@@ -163,11 +170,11 @@ class Connection(TCPServer):
 
     def write_now(self, data: bytes) -> bool:
         """See ByteOutput."""
-        sent = self.transport.send_now(data)
-        if sent == len(data):
-            return True
-        self._rest = data[sent:]
-        return False
+        with self._guard:
+            busy = self._rest or self.send_lock.locked()
+            sent = 0 if busy else self.transport.send_now(data)
+            self._rest += data[sent:]
+            return sent == len(data)
 
     async def write_rest(self) -> None:
         """See ByteOutput."""

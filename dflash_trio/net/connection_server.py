@@ -198,6 +198,7 @@ class ConnectionServer:
             if rest is not None:
                 raise rest from None
         finally:
+            # All its tasks are over, and with them whoever wrote in their place.
             accepted.socket.close()
 
     async def _run_connection(self, transport: StallGuardedStream) -> None:

@@ -1,8 +1,8 @@
 """Writing a part of a response's body at once, from outside of the application's task.
 
 An ASGI application sends from its own task, through every layer of the server. For a stream of
-small parts, whose origin is a callback, waking that task for each of them costs several times what
-the write does.
+small parts, whose origin is another thread, waking that task for each of them costs several times
+what the write does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ DIRECT_OUTPUT = "direct_output"
 
 
 class DirectOutput(Protocol):
-    """One request's way past its own task. Everything on the event loop.
+    """One request's way past its own task.
 
-    What is written here and what the application sends go out in the order of the calls.
+    :meth:`ready` and :meth:`write` may be called on any thread, while the application sends
+    nothing. What is written here and what the application sends go out in the order of the calls.
     """
 
     def ready(self) -> bool:
@@ -40,14 +41,15 @@ class DirectOutput(Protocol):
 
 
 class ByteOutput(Protocol):
-    """The connection's side of it: bytes, whatever they mean."""
+    """The connection's side of it: bytes, whatever they mean. The two that do not wait may be
+    called on any thread."""
 
     def can_write_now(self) -> bool:
         """Nobody is writing, and nothing is left over."""
         ...
 
     def write_now(self, data: bytes) -> bool:
-        """False: a rest is left over."""
+        """False: a rest is left over, or all of it, if somebody has begun to write since."""
         ...
 
     async def write_rest(self) -> None: ...

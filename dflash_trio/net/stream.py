@@ -14,12 +14,13 @@ Three things set it apart from :class:`trio.SocketStream`:
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import math
-import os
 import socket as stdlib_socket
 import struct
 import sys
+import threading
 from contextlib import suppress
 
 import trio
@@ -45,6 +46,11 @@ LINGER_SECONDS = 1.0
 LINGER_QUIET_SECONDS = 0.3
 # or this much thrown away.
 LINGER_BYTES = 128 * 1024 * 1024
+
+# write(2), called with the interpreter held.
+_write = ctypes.PyDLL(None).write
+_write.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t]
+_write.restype = ctypes.c_ssize_t
 
 _SO_NWRITE = 0x1024  # macOS <sys/socket.h>; the socket module does not name it
 _CLOSED_ERRNOS = frozenset({errno.EBADF, errno.ENOTSOCK})
@@ -81,6 +87,12 @@ class StallGuardedStream(trio.abc.HalfCloseableStream):
         unix = transport.socket.family == stdlib_socket.AF_UNIX
         self._part_bytes = UNIX_PART_BYTES if unix else SEND_PART_BYTES
         self._sending = False
+        # trio's, for any thread.
+        self._clock = trio.lowlevel.current_clock().current_time
+        # Held while a descriptor is written to on any thread, and while it is closed: a number
+        # that was closed in between might be another connection's by then. Held for a write that
+        # does not block at most.
+        self._open_guard = threading.Lock()
         # The scope of the task inside receive_some, which begin_linger uses to wake it.
         self._receive_scope: trio.CancelScope | None = None
         # When lingering has to be over (trio's clock); None while the stream is in full use.
@@ -112,19 +124,26 @@ class StallGuardedStream(trio.abc.HalfCloseableStream):
         """Hand to the kernel what it takes of *data* at once; returns how many bytes.
 
         0 as well where there is a reason against it: :meth:`send_all` will say which. The rest
-        is for that in any case. No checkpoint.
+        is for that in any case. No checkpoint. May be called on any thread, while no task sends.
         """
         lingering = self._linger_deadline is not None
         if self._sending or lingering or self.socket.did_shutdown_SHUT_WR:
             return 0
-        try:
-            # Python ignores SIGPIPE, so this is a send() without flags.
-            sent = os.write(self.socket.fileno(), data[: self._part_bytes])
-        except OSError:
+        with self._open_guard:
+            # With the interpreter held: a thread that has a device wait for it would get it back
+            # only after whoever took it meanwhile. Python ignores SIGPIPE; -1 is any error.
+            fd = self.socket.fileno()
+            part = data[: self._part_bytes]
+            sent = _write(fd, part, len(part)) if fd >= 0 else -1
+        if sent <= 0:
             return 0
         self.bytes_sent += sent
-        self.last_progress = trio.current_time()
+        self.last_progress = self._clock()
         return sent
+
+    def _close_socket(self) -> None:
+        with self._open_guard:
+            self.socket.close()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all of *data*, each pause bounded by the stall timeout.
@@ -262,7 +281,7 @@ class StallGuardedStream(trio.abc.HalfCloseableStream):
             if self._receive_scope is None:
                 await self._discard()
         finally:
-            self.socket.close()
+            self._close_socket()
         await trio.lowlevel.checkpoint()
 
     def abort(self) -> None:
@@ -278,4 +297,4 @@ class StallGuardedStream(trio.abc.HalfCloseableStream):
             self.socket.setsockopt(
                 stdlib_socket.SOL_SOCKET, stdlib_socket.SO_LINGER, struct.pack("ii", 1, 0)
             )
-        self.socket.close()
+        self._close_socket()

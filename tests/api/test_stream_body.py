@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import trio
@@ -94,7 +95,11 @@ class Stage:
             self.told.append(chunk)
 
     def deliver(self, *events: Event) -> None:
-        self.generation.deliver_all(events)
+        """What the engine's client does with a delivery, on either side of it."""
+        with ThreadPoolExecutor(1) as engine:
+            taken = engine.submit(self.generation.direct.offer, events).result()
+        if not taken:
+            self.generation.deliver_all(events)
 
 
 def text(words: str, index: int = 0, channel: str = "content") -> TextDelta:
@@ -128,6 +133,25 @@ async def test_text_is_written_without_its_owner_and_the_end_by_it() -> None:
         lambda s: s.deliver(text("e"), end(), Retired()),
     )
     assert said == [b"<a", b"direct b", b"direct cd", b"e|>"]
+
+
+async def test_the_first_text_goes_by_way_of_the_event_loop_also_after_the_headers() -> None:
+    stage = Stage()
+    heard: list[bool] = []
+    stage.generation.on_first_token = lambda: heard.append(True)
+
+    async def run() -> None:
+        async for chunk in stage.body.chunks([]):
+            stage.told.append(chunk)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        for words in "ab":
+            await settled()
+            stage.deliver(text(words))
+        await settled()
+        nursery.cancel_scope.cancel()
+    assert (stage.told, heard) == ([b"<", b"a", b"direct b"], [True])
 
 
 async def test_what_comes_behind_something_that_waits_waits_too() -> None:

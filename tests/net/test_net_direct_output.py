@@ -6,9 +6,10 @@ from typing import Any
 
 import h11
 import trio
+import trio.testing
 
 from dflash_trio.net import DIRECT_OUTPUT, DirectOutput
-from tests.net.net_helpers import TinyApp, running_server
+from tests.net.net_helpers import BIG_ANSWER_BYTES, TinyApp, running_server
 
 
 class DirectApp(TinyApp):
@@ -18,6 +19,7 @@ class DirectApp(TinyApp):
         super().__init__()
         self.ready: list[bool] = []
         self.output: DirectOutput
+        self.left_over = False
 
     def note(self, scope: Any) -> None:
         self.output = scope["state"][DIRECT_OUTPUT]
@@ -35,6 +37,27 @@ class DirectApp(TinyApp):
             assert self.output.write(b"four")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
         self.note(scope)
+
+    async def on_threads(self, scope: Any, receive: Any, send: Any) -> None:
+        """A thread writes, and goes on to while a send of the application's is under way."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        output: DirectOutput = scope["state"][DIRECT_OUTPUT]
+        big = b"x" * BIG_ANSWER_BYTES
+
+        def write() -> bool:
+            return output.write(b"thread")
+
+        assert await trio.to_thread.run_sync(write)
+        async with trio.open_nursery() as nursery:
+            part = {"type": "http.response.body", "body": big, "more_body": True}
+            nursery.start_soon(send, part)
+            await trio.testing.wait_all_tasks_blocked()
+            self.ready.append(output.ready())
+            self.left_over = not await trio.to_thread.run_sync(write)
+            self.reached.set()
+        await output.flush()
+        assert await trio.to_thread.run_sync(write)
+        await send({"type": "http.response.body", "body": b"end", "more_body": False})
 
     async def on_flood(self, scope: Any, receive: Any, send: Any) -> None:
         """Fills the kernel, and leaves a rest that the application's own end has to follow."""
@@ -114,6 +137,18 @@ async def test_what_the_kernel_does_not_take_goes_out_before_what_follows() -> N
                 await app.reached.wait()
             body = body_of(await client.until_closed())
         assert body == b"x" * 1000 * app.sent_chunks + b"end"
+
+
+async def test_what_a_thread_writes_never_gets_into_the_middle_of_a_send() -> None:
+    app = DirectApp()
+    async with running_server(app=app) as server, await server.connect() as client:
+        await client.send(b"GET /threads HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        with trio.fail_after(20):
+            await app.reached.wait()
+        body = body_of(await client.until_closed())
+    assert app.ready == [False]
+    assert app.left_over
+    assert body == b"thread" + b"x" * BIG_ANSWER_BYTES + b"threadthreadend"
 
 
 async def test_a_rest_for_a_client_that_has_gone_is_dropped_in_silence() -> None:

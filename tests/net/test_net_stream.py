@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -256,6 +258,36 @@ async def test_lingering_is_cut_by_abort_and_by_cancellation(cut: str, tmp_path:
                 nursery.cancel_scope.cancel()
         assert trio.current_time() - started < stream.LINGER_QUIET_SECONDS / 2
         assert ours.closed
+
+
+@pytest.mark.parametrize("way", ["abort", "aclose"])
+async def test_a_descriptor_that_a_thread_writes_to_is_closed_only_after_that(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another connection's as soon as it is closed."""
+    writing, may_go_on = threading.Event(), threading.Event()
+    open_while_writing: list[bool] = []
+
+    def write(fd: int, data: bytes, length: int) -> int:
+        writing.set()
+        assert may_go_on.wait(5)
+        open_while_writing.append(os.fstat(fd) is not None)
+        return length
+
+    monkeypatch.setattr(stream, "_write", write)
+    async with stream_pair("tcp", tmp_path) as (ours, _), trio.open_nursery() as nursery:
+        nursery.start_soon(trio.to_thread.run_sync, ours.send_now, b"abc")
+        await trio.to_thread.run_sync(writing.wait, 5)
+        # The closing below holds up the event loop, so the writer is let on by a thread.
+        threading.Timer(0.05, may_go_on.set).start()
+        if way == "abort":
+            ours.abort()
+        else:
+            await ours.aclose()
+        assert open_while_writing == [True]
+        assert ours.closed
+    monkeypatch.undo()
+    assert ours.send_now(b"abc") == 0
 
 
 async def test_a_stall_timeout_is_positive() -> None:

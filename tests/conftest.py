@@ -8,6 +8,9 @@ import pytest
 from hypothesis import settings
 
 from tests.support.models import GEMMA, SMOLLM2, find_models
+from tests.support.stalls import stalls_are_found_soon
+
+__all__ = ["gemma", "models", "smollm2", "stalls_are_found_soon"]
 
 # How long an example takes says more about the machine's other work than about the code.
 settings.register_profile("project", deadline=None)

@@ -8,8 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from dflash_trio import console
 from dflash_trio.log_setup import printable, set_up_logging
 from tests.support.http_client import PATIENCE, request
 from tests.support.running import CHAT, running
-from tests.support.scripted import Gate, answer, scripted_config, scripted_load
+from tests.support.scripted import BreaksDown, answer, endless_load, scripted_config, scripted_load
 
 FORGED = "x\r\n12:00:00 ERROR   forged\x1b[2J\x9b\x7f\u2028\u202e\ud800"
 
@@ -90,18 +88,9 @@ async def test_each_request_has_one_line_that_says_what_became_of_it(capfd: Any)
 
 async def test_a_cancelled_requests_line_has_the_tokens_that_were_made_for_it(capfd: Any) -> None:
     set_up_logging("json", "info")
-    gate = Gate()
-
-    def wait_then_take_time(batch: Any) -> None:
-        gate(batch)
-        time.sleep(0.002)
-
-    # Long enough for the server to see that its client has left, which is told to nobody.
-    load = scripted_load(script=answer("x" * 1900), before_decode=wait_then_take_time)
-    async with running((scripted_config("m"), load)) as server:
-        async with server.held_slot():
-            gate.close()
-        gate.open()
+    async with running((scripted_config("m"), endless_load())) as server:
+        async with server.streaming():
+            pass
         (line,) = await lines_of(capfd, 1)
     assert (line["outcome"], line["finish_reason"], line["status"]) == ("cancelled",) * 2 + (200,)
     assert line["completion_tokens"] > 0
@@ -109,17 +98,10 @@ async def test_a_cancelled_requests_line_has_the_tokens_that_were_made_for_it(ca
 
 async def test_a_failed_requests_line_does_not_say_that_nothing_was_made_for_it(capfd: Any) -> None:
     set_up_logging("json", "info")
-    broken = threading.Event()
-
-    def decode(_: Any) -> None:
-        time.sleep(0.001)
-        if broken.is_set():
-            raise RuntimeError("the device fell off")
-
-    load = scripted_load(script=answer("x" * 1500), before_decode=decode)
-    async with running((scripted_config("m"), load)) as server:
-        async with server.held_slot() as exchange:
-            broken.set()
+    breaks = BreaksDown()
+    async with running((scripted_config("m"), scripted_load(before_decode=breaks))) as server:
+        async with server.streaming() as exchange:
+            breaks.gate.open()
             await exchange.read_rest()
         (line,) = await lines_of(capfd, 1)
     assert (line["outcome"], line["completion_tokens"]) == ("failed", None)

@@ -12,7 +12,7 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 
 from tests.support.http_client import connect, request
 from tests.support.running import CHAT, chat_body, poll_health, running, sse_events, streamed_text
-from tests.support.scripted import Gate, answer, scripted_config, scripted_load
+from tests.support.scripted import BreaksDown, Gate, answer, scripted_config, scripted_load
 
 ODD_TEXT = "歪😀👩\u200d👩\u200d👧 é — π\u2028\u2029\x85\r\nשלום"
 
@@ -241,17 +241,11 @@ async def test_a_stream_without_a_token_gets_headers_after_patience_and_signs_of
 
 
 async def test_an_engine_that_fails_before_headers_is_a_500_and_after_them_an_error_event() -> None:
-    gate = Gate(open=False)
-
-    def fail(batch: Any) -> None:
-        if any(item.position > 6 for item in batch):
-            gate(batch)
-            raise RuntimeError("the device fell off")
-
-    load = scripted_load(script=answer("abcdefghij"), before_decode=fail)
+    breaks = BreaksDown()
+    load = scripted_load(script=answer("abcdefghij"), before_decode=breaks)
     async with running((scripted_config("m"), load)) as server:
-        async with server.held_slot("x") as exchange:
-            gate.open()
+        async with server.streaming("x") as exchange:
+            breaks.gate.open()
             answered = await exchange.read_rest()
         events = sse_events(answered.text)
         assert answered.status == 200

@@ -11,7 +11,14 @@ import trio
 
 from dflash_trio.engine.scripted_runner import EOG, Script
 from tests.support.running import running
-from tests.support.scripted import PLAIN_TEMPLATE, Gate, answer, scripted_config, scripted_load
+from tests.support.scripted import (
+    PLAIN_TEMPLATE,
+    BreaksDown,
+    Gate,
+    answer,
+    scripted_config,
+    scripted_load,
+)
 
 T = TypeVar("T")
 
@@ -198,12 +205,7 @@ async def test_counting_for_a_model_that_is_not_there_is_a_not_found_error() -> 
 
 
 async def test_a_failure_in_mid_stream_raises_in_the_official_client() -> None:
-    gate = Gate(open=False)
-
-    def fail(batch: Any) -> None:
-        if any(item.position > 6 for item in batch):
-            gate(batch)
-            raise RuntimeError("the device fell off")
+    breaks = BreaksDown()
 
     def use(client: anthropic.Anthropic) -> tuple[list[str], anthropic.APIStatusError]:
         seen: list[str] = []
@@ -211,7 +213,7 @@ async def test_a_failure_in_mid_stream_raises_in_the_official_client() -> None:
         def read(stream: Any) -> None:
             for event in stream:
                 seen.append(event.type)
-                gate.open()
+                breaks.gate.open()
 
         asked: Any = {"model": "m", "max_tokens": 99, "messages": HI, "stream": True}
         with (
@@ -221,7 +223,7 @@ async def test_a_failure_in_mid_stream_raises_in_the_official_client() -> None:
             read(stream)
         return seen, error.value
 
-    load = scripted_load(script=answer("abcdefghij"), before_decode=fail)
+    load = scripted_load(script=answer("abcdefghij"), before_decode=breaks)
     async with running((scripted_config("m"), load)) as server:
         seen, error = await with_sdk(server.port, use)
     assert seen[0] == "message_start"

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,15 @@ from dflash_trio.api.metrics import prefers_openmetrics
 from tests.api.test_drafts_over_http import drafted_model
 from tests.support.http_client import PATIENCE, connect, request
 from tests.support.running import CHAT, RunningServer, chat_body, running
-from tests.support.scripted import Gate, answer, paced, scripted_config, scripted_load
+from tests.support.scripted import (
+    BreaksDown,
+    Gate,
+    answer,
+    endless_load,
+    paced,
+    scripted_config,
+    scripted_load,
+)
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.3"
@@ -149,13 +155,8 @@ async def test_each_way_to_end_is_its_own_outcome(stream: bool) -> None:
         await counted(server, "refused")
     gate = Gate(open=False)
 
-    def wait_then_take_time(batch: Any) -> None:
-        gate(batch)
-        time.sleep(0.002)
-
     # Long enough for the server to see that its client has left, which is told to nobody.
-    load = scripted_load(script=answer("x" * 1900), before_decode=wait_then_take_time)
-    async with running((scripted_config("m"), load), routing_queue_limit=0) as server:
+    async with running((scripted_config("m"), endless_load(gate)), routing_queue_limit=0) as server:
         async with server.chatting("x", stream=stream):
             await trio.to_thread.run_sync(gate.reached.wait)
             assert (await server.chat("x", stream=stream)).status == 503
@@ -166,16 +167,10 @@ async def test_each_way_to_end_is_its_own_outcome(stream: bool) -> None:
 
 
 async def test_a_stream_that_fails_after_its_headers_has_failed_though_its_status_is_200() -> None:
-    broken = threading.Event()
-
-    def decode(_: Any) -> None:
-        time.sleep(0.001)
-        if broken.is_set():
-            raise RuntimeError("the device fell off")
-
-    async with running(one_model(script=answer("x" * 1500), before_decode=decode)) as server:
-        async with server.held_slot() as exchange:
-            broken.set()
+    breaks = BreaksDown()
+    async with running(one_model(script=answer("x" * 100), before_decode=breaks)) as server:
+        async with server.streaming() as exchange:
+            breaks.gate.open()
             assert "error" in (await exchange.read_rest()).text
         await counted(server, "failed", model="m")
         assert await value(server.port, "dflash_model_healthy", model="m") == 0

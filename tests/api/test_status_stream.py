@@ -235,7 +235,7 @@ async def test_a_shutdown_tells_each_stream_once_ends_it_and_does_not_wait_for_i
     with scripted_process(slow, {"name": "other"}) as server:
         await server.until_ready()
         async with (
-            server.held_slot("x", ignore_eos=True, max_tokens=50) as chat,
+            server.streaming("x", ignore_eos=True, max_tokens=100) as chat,
             connect(server.port) as exchange,
             connect(server.port, receive_buffer=2048) as deaf,
         ):

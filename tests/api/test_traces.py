@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -19,7 +18,15 @@ from tests.api.test_drafts_over_http import drafted_model
 from tests.support.collector import Collector, Span, collector
 from tests.support.http_client import request
 from tests.support.running import CHAT, RunningServer, chat_body, running
-from tests.support.scripted import Gate, answer, paced, scripted_config, scripted_load
+from tests.support.scripted import (
+    BreaksDown,
+    Gate,
+    answer,
+    endless_load,
+    paced,
+    scripted_config,
+    scripted_load,
+)
 from tests.support.speaking import ROUTES, Route
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -207,15 +214,11 @@ async def test_a_wait_and_a_fallback_are_told_with_their_reason(collected: Colle
 async def test_a_client_that_leaves_makes_a_cancelled_request_and_no_error(
     collected: Collector,
 ) -> None:
-    gate = Gate()
-    load = scripted_load(script=answer("x" * 1900), before_decode=_slowly(gate))
-    async with tracing((scripted_config("m"), load)) as server:
-        async with server.held_slot():
-            gate.close()
+    async with tracing((scripted_config("m"), endless_load())) as server:
+        async with server.streaming():
             async with server.chatting("waits"):
                 await server.until(lambda s: s["routing"]["waiting"] == 1)
             await server.until(lambda s: s["routing"]["waiting"] == 0)
-        gate.open()
         decoding, waiting = await collected.until(2)
     for span in (decoding, waiting):
         assert (span.attributes["dflash.outcome"], span.status) == ("cancelled", 0)
@@ -224,14 +227,6 @@ async def test_a_client_that_leaves_makes_a_cancelled_request_and_no_error(
     assert decoding.attributes["gen_ai.usage.output_tokens"] > 0
     assert "http.response.status_code" not in waiting.attributes
     assert set(collected.parts(waiting)) == {"queue"}
-
-
-def _slowly(gate: Gate) -> Any:
-    def wait(batch: Any) -> None:
-        gate(batch)
-        time.sleep(0.002)
-
-    return wait
 
 
 @pytest.mark.parametrize(
@@ -264,17 +259,10 @@ async def test_what_is_refused_is_no_error_of_the_server_and_what_is_unavailable
 async def test_an_answer_that_fails_half_way_is_an_error_although_its_status_was_good(
     collected: Collector,
 ) -> None:
-    broken = threading.Event()
-
-    def decode(_: Any) -> None:
-        time.sleep(0.001)
-        if broken.is_set():
-            raise RuntimeError("secret reason")
-
-    load = scripted_load(script=answer("x" * 1500), before_decode=decode)
-    async with tracing((scripted_config("m"), load)) as server:
-        async with server.held_slot() as exchange:
-            broken.set()
+    breaks = BreaksDown("secret reason")
+    async with tracing((scripted_config("m"), scripted_load(before_decode=breaks))) as server:
+        async with server.streaming() as exchange:
+            breaks.gate.open()
             await exchange.read_rest()
         (span,) = await collected.until(1)
     assert span.attributes["http.response.status_code"] == 200
@@ -291,8 +279,7 @@ async def test_a_trace_keeps_no_request_in_memory_while_it_is_answered(
         return [each for each in gc.get_objects() if isinstance(each, GenerationRequest)]
 
     others = held()  # of tests' own tables
-    load = scripted_load(script=answer("x" * 1500), before_decode=paced(0.002))
-    async with tracing((scripted_config("m"), load)) as server, server.held_slot():
+    async with tracing((scripted_config("m"), endless_load())) as server, server.streaming():
         assert not [each for each in held() if not any(each is other for other in others)]
 
 

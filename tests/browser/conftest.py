@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-PATIENCE = 15_000
+PATIENCE = 60_000
 """Milliseconds that a page may take for anything before a test fails."""
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 

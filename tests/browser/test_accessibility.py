@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import OpenPage
-from tests.browser.test_status_page import ask, busy_slot, expect, serving
+from tests.browser.test_status_page import ENDLESS, ask, expect, serving
 from tests.support.running import ServerProcess, scripted_process
 
 pytest.importorskip("axe_playwright_python", reason="axe-playwright-python is not installed")
@@ -44,7 +44,7 @@ def check(page: Any) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    first = {"name": "first", "step_seconds": 0.02, "max_ctx": 4096}
+    first = {"name": "first", **ENDLESS}
     second = {"name": "second", "slots": 2, "answer": "an answer", "max_ctx": 8192}
     with serving(first, second, routing_queue_limit=5) as server:
         yield server
@@ -53,7 +53,7 @@ def server() -> Iterator[ServerProcess]:
 def test_a_page_that_shows_all_it_has_breaks_no_rule(
     open_page: OpenPage, server: ServerProcess
 ) -> None:
-    with open_page(server.url, console=False) as page, busy_slot(server):
+    with open_page(server.url, console=False) as page, server.busy_slot():
         expect(page.locator("#connection")).to_have_text("Live")
         expect(ask(page).locator(".note")).to_contain_text("fallback")
         expect(ask(page, "x" * 9000).locator(".note")).to_contain_text("tokens")
@@ -69,7 +69,7 @@ def test_a_page_that_breaks_a_rule_is_found(open_page: OpenPage, server: ServerP
 
 
 def _loading() -> Any:
-    return scripted_process({"name": "late", "load_seconds": 20.0})
+    return scripted_process({"name": "late", "load_seconds": 120.0})
 
 
 def _keyed() -> Any:
@@ -112,7 +112,7 @@ def test_the_tab_key_reaches_everything_in_the_order_in_which_it_is_read(
 ) -> None:
     with open_page(server.url) as page:
         expect(page.locator("#connection")).to_have_text("Live")
-        with busy_slot(server):
+        with server.busy_slot():
             expect(ask(page).locator(".note")).to_contain_text("fallback")
         wanted = page.evaluate(REACHABLE)
         assert len(wanted) > 3

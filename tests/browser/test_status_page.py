@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from tests.browser.conftest import PATIENCE, OpenPage
-from tests.support.running import ServerProcess, chat_body, scripted_process
+from tests.support.running import ServerProcess, scripted_process
+from tests.support.scripted import FileGate
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 playwright.expect.set_options(timeout=PATIENCE)
@@ -21,8 +22,9 @@ expect = playwright.expect
 
 SAID = "Words &amp; no markup: <img src=x onerror=alert(1) 歪😀."
 """Without what ends the prompt of a scripted model."""
-ENDLESS: dict[str, Any] = {"step_seconds": 0.02, "max_ctx": 4096}
-"""Says something for a minute, if nobody stops it."""
+ENDLESS: dict[str, Any] = {"step_seconds": 0.05, "max_ctx": 4096}
+"""Says something for three minutes, if nobody stops it: a page that is asked for anything fails the
+test sooner."""
 
 
 @contextlib.contextmanager
@@ -31,20 +33,6 @@ def serving(*models: dict[str, Any], **listener: Any) -> Iterator[ServerProcess]
         trio.run(server.until_ready)
         yield server
         assert "Traceback" not in server.log
-
-
-@contextlib.contextmanager
-def busy_slot(server: ServerProcess) -> Iterator[None]:
-    """Somebody else's answer that is under way, until the end of the block."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    body = json.dumps(chat_body("hold", stream=True, ignore_eos=True, max_tokens=3000))
-    connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
-    response = connection.getresponse()
-    try:
-        yield
-    finally:
-        response.close()
-        connection.close()
 
 
 @pytest.fixture(scope="module")
@@ -57,21 +45,30 @@ def pair() -> Iterator[ServerProcess]:
 
 
 def ask(page: Any, text: str = "hi") -> Any:
-    """Send a message with the keyboard; the item of its answer."""
+    """Send a message with the keyboard, once the answer before it is whole; its answer's item."""
+    # Until then the page takes none.
+    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    answers = page.locator("#messages .assistant")
+    before = answers.count()
     page.get_by_label("Message").fill(text)
     page.keyboard.press("Enter")
-    answers = page.locator("#messages .assistant")
-    return answers.nth(answers.count() - 1)
+    expect(answers).to_have_count(before + 1)
+    return answers.nth(before)
 
 
-def test_a_chat_streams_shows_who_answered_and_takes_nothing_for_html(open_page: OpenPage) -> None:
-    model = {"name": "first", "answer": SAID, "step_seconds": 0.01, "max_ctx": 512}
+def test_a_chat_streams_shows_who_answered_and_takes_nothing_for_html(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    # In the middle of the answer, which begins at five.
+    gate = FileGate(tmp_path / "gate", position=15)
+    model = {"name": "first", "answer": SAID, "max_ctx": 512, **gate.fields}
     with serving(model) as server, open_page(server.url) as page:
         said = ask(page)
         # The beginning is there while the end is not.
         expect(said.locator(".body")).to_contain_text("Words")
         assert "😀" not in said.locator(".body").text_content()
         expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        gate.open()
         expect(said.locator(".body")).to_have_text(SAID)
         expect(said.locator("h3")).to_have_text("first")
         expect(said.locator(".note")).to_contain_text("primary · first token after")
@@ -96,7 +93,7 @@ def test_the_models_their_slots_and_the_line_are_shown_as_they_change(
         expect(cards.first).to_contain_text("drains at shutdown")
         expect(cards.last).to_contain_text("ends answers at shutdown")
         expect(cards.first).to_contain_text("Slots: 0 of 1 reserved")
-        with busy_slot(pair):
+        with pair.busy_slot():
             expect(cards.first).to_contain_text("Slots: 1 of 1 reserved (1 decoding)")
             expect(cards.first.locator(".rate")).to_contain_text("tokens/s out")
             assert cards.first.locator(".bar .reserved").bounding_box()["width"] > 100
@@ -110,7 +107,7 @@ def test_the_models_their_slots_and_the_line_are_shown_as_they_change(
 def test_a_draft_is_shown_with_how_often_it_guessed_right(
     open_page: OpenPage, pair: ServerProcess
 ) -> None:
-    with urlopen(f"{pair.url}/status/json", timeout=30) as response:
+    with urlopen(f"{pair.url}/status/json", timeout=PATIENCE) as response:
         status = json.load(response)
     guesses = {"proposed": 200, "accepted": 86, "acceptance": 0.43, "committed_per_step": 2.3}
     status["models"][0]["draft"] = {"kind": "prompt-lookup", **guesses}
@@ -130,7 +127,7 @@ def test_a_draft_is_shown_with_how_often_it_guessed_right(
 
 def test_a_fallback_is_visible_with_its_reason(open_page: OpenPage, pair: ServerProcess) -> None:
     with open_page(pair.url) as page:
-        with busy_slot(pair):
+        with pair.busy_slot():
             said = ask(page)
             expect(said.locator("h3")).to_have_text("second")
             expect(said.locator(".note")).to_contain_text("fallback: the primary was busy")
@@ -140,30 +137,62 @@ def test_a_fallback_is_visible_with_its_reason(open_page: OpenPage, pair: Server
 def test_a_wait_is_visible_while_it_lasts_and_afterwards(open_page: OpenPage) -> None:
     only = {"name": "only", "answer": "1" * 3000, **ENDLESS}
     with serving(only) as server, open_page(server.url) as page:
-        with busy_slot(server):
+        with server.busy_slot():
             said = ask(page)
             expect(said.locator(".note")).to_contain_text("1 of 32 waiting")
             expect(page.locator("#queue")).to_contain_text("1 of 32 waiting")
         expect(said.locator(".note")).to_contain_text("waited")
         expect(said.locator(".note")).to_contain_text("then the primary")
+        expect(said.locator(".body")).to_contain_text("1")
         page.get_by_role("button", name="Stop").click()
         expect(said.locator(".note")).to_contain_text("· stopped")
 
 
+class Told:
+    """What the page says of its connection, also what it says for a moment only."""
+
+    def __init__(self, page: Any) -> None:
+        self._page = page
+        page.evaluate(
+            """() => {
+                const told = window.told = [];
+                const connection = document.getElementById("connection");
+                new MutationObserver(() => told.push(connection.textContent))
+                    .observe(connection, {childList: true, characterData: true, subtree: true});
+            }"""
+        )
+
+    def forget(self) -> None:
+        self._page.evaluate("() => { window.told.length = 0; }")
+
+    def until(self, words: str) -> None:
+        """Wait until it has said so, since the page was opened or was to forget."""
+        for _ in range(PATIENCE // 20):
+            told = self._page.evaluate("() => window.told")
+            if any(words in each for each in told):
+                return
+            self._page.wait_for_timeout(20)
+        raise AssertionError(f"{words!r} is not in {told}")
+
+
 def test_a_server_that_shuts_down_says_so_and_is_found_again_when_it_is_back(
-    open_page: OpenPage,
+    open_page: OpenPage, tmp_path: Path
 ) -> None:
-    slow = {"answer": "the last words", "step_seconds": 0.1, "max_ctx": 4096}
+    # Between the first word and the last.
+    gate = FileGate(tmp_path / "gate", position=10)
+    model = {"answer": "the last words", "max_ctx": 4096, **gate.fields}
     with contextlib.ExitStack() as until_the_end:
-        with serving(slow) as server:
+        with serving(model) as server:
             page = until_the_end.enter_context(open_page(server.url, console=False))
             connection = page.locator("#connection")
             expect(connection).to_have_text("Live")
+            told = Told(page)
             said = ask(page)
             expect(said.locator(".body")).to_contain_text("the")
             server.signal()
-            expect(connection).to_contain_text("The server is shutting down")
+            told.until("The server is shutting down")
             # What has begun is finished.
+            gate.open()
             expect(said.locator(".body")).to_have_text("the last words")
             assert trio.run(server.exit_code) == 0
         expect(connection).to_contain_text("The server has shut down. Trying again")
@@ -171,17 +200,22 @@ def test_a_server_that_shuts_down_says_so_and_is_found_again_when_it_is_back(
         expect(unheard.locator(".note")).to_have_text("The server cannot be reached.")
         expect(page.get_by_label("Message")).to_have_value("anybody?")
         # It tries by itself, less and less often, or when it is told to.
-        expect(connection).to_contain_text("Trying again every 4 s")
+        told.until("Trying again every 4 s")
+        told.forget()
         page.get_by_role("button", name="Try now").click()
-        expect(connection).to_contain_text("Trying again every 1 s")
-        until_the_end.enter_context(serving(slow, port=server.port))
+        told.until("Trying again every 1 s")
+        until_the_end.enter_context(serving(model, port=server.port))
         expect(connection).to_have_text("Live")
 
 
-def test_while_the_models_load_the_page_says_so_and_then_shows_them(open_page: OpenPage) -> None:
-    late = {"name": "late", "load_seconds": 1.0}
+def test_while_the_models_load_the_page_says_so_and_then_shows_them(
+    open_page: OpenPage, tmp_path: Path
+) -> None:
+    gate = FileGate(tmp_path / "gate")
+    late = {"name": "late", **gate.load_fields}
     with scripted_process(late) as server, open_page(server.url, console=False) as page:
         expect(page.locator("#connection")).to_have_text("The models are loading")
+        gate.open()
         expect(page.locator("#models li")).to_contain_text("late")
         expect(page.locator("#connection")).to_have_text("Live")
 

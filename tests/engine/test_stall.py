@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import trio
 
-from dflash_trio.engine import client as client_module
-from dflash_trio.engine import step_clock
 from dflash_trio.engine.client import EngineClient
 from dflash_trio.engine.health import Health
 from dflash_trio.engine.step_clock import StepClock
 from dflash_trio.generation.errors import EngineFailed
 from dflash_trio.generation.events import Failed, Retired
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
-from tests.support.scripted import Gate, answer, scripted_load
+from tests.support.http_client import PATIENCE
+from tests.support.scripted import answer, scripted_load
+from tests.support.stalls import StallingGate
 
 
 class Clock:
@@ -74,17 +74,15 @@ def test_between_steps_nothing_is_stalled_and_a_stalled_step_is_not_measured() -
     assert steps.under_way.limit == 60.0
 
 
-async def test_a_stalled_engine_fails_its_own_takes_nobody_and_recovers_when_the_step_returns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(step_clock, "STALL_UNMEASURED", 0.05)
-    monkeypatch.setattr(step_clock, "STALL_FLOOR", 0.05)
-    monkeypatch.setattr(client_module, "STALL_CHECK_INTERVAL", 0.01)
-    gate = Gate(open=False)
+@pytest.mark.usefixtures("stalls_are_found_soon")
+async def test_a_stalled_engine_fails_its_own_takes_nobody_and_recovers_when_the_step_returns() -> (
+    None
+):
+    gate = StallingGate()
     load = scripted_load(slots=2, before_decode=gate, script=answer("abc"))
     client = EngineClient("m", load)
     prepared = PreparedPrompt(tokens=(65, 62), max_tokens=9, sampling=SamplingParams(temperature=0))
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             ready = await nursery.start(client.run)
             hold = ready.ledger.try_reserve(2, 9)
@@ -110,12 +108,9 @@ async def test_a_stalled_engine_fails_its_own_takes_nobody_and_recovers_when_the
             client.stop()
 
 
-async def test_an_engine_that_dies_in_a_stalled_step_stays_unhealthy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(step_clock, "STALL_UNMEASURED", 0.05)
-    monkeypatch.setattr(client_module, "STALL_CHECK_INTERVAL", 0.01)
-    gate = Gate(open=False)
+@pytest.mark.usefixtures("stalls_are_found_soon")
+async def test_an_engine_that_dies_in_a_stalled_step_stays_unhealthy() -> None:
+    gate = StallingGate()
 
     def stall_and_die(batch: object) -> None:
         gate([])
@@ -123,7 +118,7 @@ async def test_an_engine_that_dies_in_a_stalled_step_stays_unhealthy(
 
     client = EngineClient("m", scripted_load(before_decode=stall_and_die))
     prepared = PreparedPrompt(tokens=(65,), max_tokens=9, sampling=SamplingParams(temperature=0))
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             ready = await nursery.start(client.run)
             hold = ready.ledger.try_reserve(1, 9)
@@ -136,12 +131,9 @@ async def test_an_engine_that_dies_in_a_stalled_step_stays_unhealthy(
             client.stop()
 
 
-async def test_after_a_stalled_step_nothing_more_is_computed_for_those_it_failed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(step_clock, "STALL_UNMEASURED", 0.05)
-    monkeypatch.setattr(client_module, "STALL_CHECK_INTERVAL", 0.01)
-    gate = Gate(open=False)
+@pytest.mark.usefixtures("stalls_are_found_soon")
+async def test_after_a_stalled_step_nothing_more_is_computed_for_those_it_failed() -> None:
+    gate = StallingGate()
     steps: list[int] = []
 
     def count(batch: object) -> None:
@@ -150,7 +142,7 @@ async def test_after_a_stalled_step_nothing_more_is_computed_for_those_it_failed
 
     client = EngineClient("m", scripted_load(before_decode=count))
     prepared = PreparedPrompt(tokens=(65,), max_tokens=999, sampling=SamplingParams(temperature=0))
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             ready = await nursery.start(client.run)
             hold = ready.ledger.try_reserve(1, 999)

@@ -12,7 +12,10 @@ from typing import Any
 import trio
 
 from dflash_trio.net import SEND_CONTINUE, BoundListeners, ConnectionServer, bind_listeners
+from tests.support.http_client import PATIENCE
 
+NEVER = 3600.0
+"""Seconds that no test waits: ``PATIENCE`` is over long before."""
 PLAIN_REQUEST = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
 # Longer than both kernel buffers can hide.
 BIG_ANSWER_BYTES = 64 * 1024 * 1024
@@ -168,7 +171,7 @@ class Server:
 
     async def until_open(self, count: int) -> None:
         """Wait until exactly *count* connections are open."""
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             while self.server.statistics().open != count:  # noqa: ASYNC110
                 await trio.sleep(0.005)
 
@@ -202,7 +205,7 @@ class Answer:
 
 
 class Client:
-    """The client's end of a connection; every wait is bounded by five seconds."""
+    """The client's end of a connection; every wait is bounded by ``PATIENCE``."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self.stream = stream
@@ -215,11 +218,11 @@ class Client:
         await trio.aclose_forcefully(self.stream)
 
     async def send(self, data: bytes) -> None:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await self.stream.send_all(data)
 
     async def _more(self) -> bool:
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             data = await self.stream.receive_some(65536)
         self.buffer += data
         return bool(data)
@@ -256,13 +259,16 @@ async def running_server(
     *,
     app: TinyApp | None = None,
     listeners: BoundListeners | None = None,
-    stall_timeout: float = 30.0,
+    stall_timeout: float = NEVER,
     max_connections: int = 100,
     ssl_context: ssl.SSLContext | None = None,
-    keep_alive_timeout: float = 75.0,
-    handshake_timeout: float = 10.0,
+    keep_alive_timeout: float = NEVER,
+    handshake_timeout: float = NEVER,
 ) -> AsyncIterator[Server]:
-    """A server on a free port of 127.0.0.1 unless told otherwise; cut when the block ends."""
+    """A server on a free port of 127.0.0.1 unless told otherwise; cut when the block ends.
+
+    Its timeouts are longer than a test has patience, so that what ends, ends for another reason.
+    """
     app = app or TinyApp()
     listeners = listeners or bind_listeners("127.0.0.1", 0)
     server = ConnectionServer(

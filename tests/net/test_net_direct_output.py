@@ -10,6 +10,7 @@ import trio.testing
 
 from dflash_trio.net import DIRECT_OUTPUT, DirectOutput
 from tests.net.net_helpers import BIG_ANSWER_BYTES, TinyApp, running_server
+from tests.support.http_client import PATIENCE
 
 
 class DirectApp(TinyApp):
@@ -115,7 +116,7 @@ async def test_another_requests_response_is_not_written_into() -> None:
     app = DirectApp()
     async with running_server(app=app) as server, await server.connect() as client:
         await client.send(b"GET /direct HTTP/1.1\r\nHost: a\r\n\r\n")
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             while not client.buffer.endswith(b"0\r\n\r\n"):
                 client.buffer += await client.stream.receive_some(1000)
         first = app.output
@@ -133,7 +134,7 @@ async def test_what_the_kernel_does_not_take_goes_out_before_what_follows() -> N
             await server.connect(receive_buffer=4096) as client,
         ):
             await client.send(head)
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE):
                 await app.reached.wait()
             body = body_of(await client.until_closed())
         assert body == b"x" * 1000 * app.sent_chunks + b"end"
@@ -143,7 +144,7 @@ async def test_what_a_thread_writes_never_gets_into_the_middle_of_a_send() -> No
     app = DirectApp()
     async with running_server(app=app) as server, await server.connect() as client:
         await client.send(b"GET /threads HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             await app.reached.wait()
         body = body_of(await client.until_closed())
     assert app.ready == [False]
@@ -156,7 +157,7 @@ async def test_a_rest_for_a_client_that_has_gone_is_dropped_in_silence() -> None
     async with running_server(app=app) as server:
         async with await server.connect(receive_buffer=4096) as client:
             await client.send(b"GET /flood?flush HTTP/1.1\r\nHost: a\r\n\r\n")
-            with trio.fail_after(5):
+            with trio.fail_after(PATIENCE):
                 await app.reached.wait()
         await server.until_open(0)
         await server.check_alive()

@@ -9,6 +9,7 @@ import trio
 
 from dflash_trio.net import h11_protocol
 from tests.net.net_helpers import PLAIN_REQUEST, running_server
+from tests.support.http_client import PATIENCE
 
 POST = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n%s\r\n"
 EXPECT = b"Expect: 100-continue\r\n"
@@ -43,7 +44,7 @@ async def test_a_long_pipeline_is_read_only_as_far_as_it_is_served() -> None:
     request = PLAIN_REQUEST.replace(b"\r\n\r\n", b"\r\nX-Pad: " + b"p" * 500 + b"\r\n\r\n")
     assert count * len(request) > 3 * h11_protocol.MAX_LOOKAHEAD_BYTES
     async with running_server() as server, await server.connect() as client:
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(client.stream.send_all, request * count)
                 for _ in range(count):
@@ -96,7 +97,7 @@ async def test_a_head_request_gets_headers_only() -> None:
 async def test_100_continue_is_sent_once_and_only_when_the_body_is_awaited() -> None:
     async with running_server() as server, await server.connect() as client:
         await client.send(POST % (b"/continue", 4, EXPECT))
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await server.app.reached.wait()
         with trio.move_on_after(0.1):
             await client.stream.receive_some(1)
@@ -136,7 +137,7 @@ async def test_an_early_refusal_is_readable_while_the_body_is_in_flight() -> Non
     async with running_server() as server, await server.connect() as client:
         await client.send(POST % (b"/refuse", size, b""))
         # A client that sends everything before it reads: without lingering it would be reset.
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await client.stream.send_all(bytes(size))
         answer = await client.answer()
         assert (answer.status, answer.body) == (413, b"too large")
@@ -148,7 +149,7 @@ async def test_an_early_refusal_is_readable_while_the_body_is_in_flight() -> Non
 async def test_an_application_that_reads_no_body_is_not_held_up_by_it() -> None:
     async with running_server() as server, await server.connect() as client:
         await client.send(POST % (b"/hold-then-refuse", 30_000_000, b""))
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await server.app.reached.wait()
         with trio.move_on_after(0.3):  # until every buffer on the way is full
             await client.stream.send_all(bytes(20_000_000))
@@ -200,7 +201,7 @@ async def test_a_half_closed_client_counts_as_gone() -> None:
 
 
 async def test_a_connection_without_a_request_closes_after_the_keep_alive_timeout() -> None:
-    async with running_server(keep_alive_timeout=0.1) as server:
+    async with running_server(keep_alive_timeout=1.0) as server:
         async with await server.connect() as client:
             await client.send(PLAIN_REQUEST)
             assert (await client.answer()).status == 200

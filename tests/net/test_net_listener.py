@@ -13,6 +13,7 @@ import trio
 from dflash_trio.net import BindError, bind_listeners
 from dflash_trio.net.listener import SEND_BUFFER_BYTES
 from tests.net.net_helpers import PLAIN_REQUEST, Client, running_server
+from tests.support.http_client import PATIENCE
 
 
 def has_ipv6() -> bool:
@@ -134,7 +135,7 @@ async def test_a_unix_socket_is_served_and_its_file_removed(tmp_path: Path) -> N
             assert not path.exists()
             with pytest.raises(OSError, match=r"No such file"):
                 await trio.open_unix_socket(path)
-        with trio.fail_after(5):
+        with trio.fail_after(PATIENCE):
             await server.ended.wait()
 
 

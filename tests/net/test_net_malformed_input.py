@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from tests.net.net_helpers import PLAIN_REQUEST, Client, running_server
+from tests.support.http_client import PATIENCE
 
 HOST = b"Host: here\r\n"
 TLS_HELLO = bytes.fromhex("160301020001000102fc0303") + bytes(range(256)) * 2
@@ -167,7 +168,7 @@ async def test_a_client_that_leaves_at_any_point_frees_its_connection(
                 await client.send(data)
             await server.until_open(1)
             if b"until-gone" in data:
-                with trio.fail_after(5):
+                with trio.fail_after(PATIENCE):
                     await server.app.reached.wait()
             if how == "reset":
                 client.stream.setsockopt(

@@ -14,8 +14,6 @@ import trio
 import trio.testing
 
 from dflash_trio.config import ListenerConfig, ServerConfig
-from dflash_trio.engine import client as client_module
-from dflash_trio.engine import step_clock
 from dflash_trio.engine.model_runner import ModelLoadError
 from dflash_trio.engine.worker import LoadedModel
 from dflash_trio.net.listener import bind_listeners
@@ -24,6 +22,7 @@ from dflash_trio.service_manager import LOADING_PATIENCE, ServiceManager
 from tests.support.http_client import PATIENCE
 from tests.support.running import RunningServer, poll_health, scripted_process
 from tests.support.scripted import Gate, answer, scripted_config, scripted_load
+from tests.support.stalls import StallingGate
 
 Message = dict[str, str]
 
@@ -245,13 +244,11 @@ async def watched(manager: ServiceManager, gate: Gate) -> AsyncIterator[RunningS
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.usefixtures("stalls_are_found_soon")
 async def test_a_server_whose_every_model_is_unhealthy_is_of_no_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(step_clock, "STALL_UNMEASURED", 0.2)
-    monkeypatch.setattr(step_clock, "STALL_FLOOR", 0.2)
-    monkeypatch.setattr(client_module, "STALL_CHECK_INTERVAL", 0.02)
-    manager, gate = Manager(str(tmp_path / "n")), Gate()
+    manager, gate = Manager(str(tmp_path / "n")), StallingGate(open=True)
     told = told_by(manager.address, WATCHDOG_USEC="60000")
     async with watched(told, gate) as server:
         await manager.until("READY")
@@ -260,8 +257,8 @@ async def test_a_server_whose_every_model_is_unhealthy_is_of_no_use(
         gate.close()
         assert (await server.chat("x")).status == 500
         with trio.fail_after(PATIENCE):
-            while "the service manager's watchdog is fed no longer" not in caplog.text:
-                await trio.testing.wait_all_tasks_blocked(0.01)
+            while "the service manager's watchdog is fed no longer" not in caplog.text:  # noqa: ASYNC110
+                await trio.sleep(0.005)
         manager.heard()
         gate.open()
         await server.until(lambda status: status["models"][0]["health"]["healthy"])

@@ -11,21 +11,37 @@ from typing import Any
 import pytest
 import trio
 
-from tests.support.http_client import Answer, connect, request
+from tests.support.http_client import PATIENCE, Answer, connect, request
 from tests.support.running import (
     CHAT,
+    ENDLESS,
+    LONG_WINDED,
     ServerProcess,
     poll_status,
     scripted_process,
     sse_events,
     streamed_text,
 )
+from tests.support.scripted import FileGate
 
-# 300 tokens at 5 ms: long enough to be interrupted, short enough to be waited for.
-SLOW = {"step_seconds": 0.005, "answer": "0123456789" * 30}
-BIG = {"slots": 4, **SLOW}
-# Far more than both socket buffers hold, produced as fast as it can be.
-FLOOD: dict[str, Any] = {"max_ctx": 60_000}
+WHOLE = "0123456789" * 30
+# As ENDLESS, with a text that one can recognize.
+BIG: dict[str, Any] = {**ENDLESS, "slots": 4, "answer": "0123456789" * 5000}
+CUT_GRACE = "dflash_trio.routing.drain.CUT_GRACE"
+NEVER = 3600.0
+"""Seconds that no test waits: ``PATIENCE`` is over long before."""
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> FileGate:
+    """In the middle of the answer."""
+    return FileGate(tmp_path / "gate", position=100)
+
+
+@pytest.fixture
+def prefill_gate(tmp_path: Path) -> FileGate:
+    """In the middle of a long prompt."""
+    return FileGate(tmp_path / "gate", position=1000)
 
 
 async def decoding(server: ServerProcess, count: int = 1) -> None:
@@ -41,10 +57,10 @@ def refused(port: int) -> bool:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_draining_finishes_an_active_answer_to_its_last_byte_and_exits_0(
-    number: int, stream: bool
+    number: int, stream: bool, gate: FileGate
 ) -> None:
     answers: list[Answer] = []
-    with scripted_process(SLOW) as server:
+    with scripted_process({"answer": WHOLE, **gate.fields}) as server:
         await server.until_ready()
 
         async def ask() -> None:
@@ -54,14 +70,15 @@ async def test_draining_finishes_an_active_answer_to_its_last_byte_and_exits_0(
             nursery.start_soon(ask)
             await decoding(server)
             server.signal(number)
+            await until(lambda: refused(server.port))
+            gate.open()
             assert await server.exit_code() == 0
-        assert refused(server.port)
     assert answers[0].complete
     if stream:
         assert sse_events(answers[0].text)[-1] == "[DONE]"
-        assert streamed_text(answers[0].text) == SLOW["answer"]
+        assert streamed_text(answers[0].text) == WHOLE
     else:
-        assert answers[0].json()["choices"][0]["message"]["content"] == SLOW["answer"]
+        assert answers[0].json()["choices"][0]["message"]["content"] == WHOLE
     assert "Traceback" not in server.log
 
 
@@ -94,14 +111,16 @@ async def test_finalizing_ends_an_active_answer_now_and_properly(stream: bool) -
             assert choice["finish_reason"] == "length"
             counts, text = answer.json()["usage"], choice["message"]["content"]
         assert counts["completion_tokens_details"]["ended_by"] == "server_shutdown"
-        assert str(SLOW["answer"]).startswith(text)
+        assert str(BIG["answer"]).startswith(text)
         assert counts["completion_tokens"] == len(text) > 0
     assert "server_shutdown" in server.log
 
 
-async def test_a_prefill_without_headers_gets_503_where_the_policy_is_to_finalize() -> None:
+async def test_a_prefill_without_headers_gets_503_where_the_policy_is_to_finalize(
+    prefill_gate: FileGate,
+) -> None:
     answers: list[Answer] = []
-    with scripted_process({**BIG, "step_seconds": 0.1}) as server:
+    with scripted_process({"slots": 4, "answer": WHOLE, **prefill_gate.fields}) as server:
         await server.until_ready()
 
         async def ask() -> None:
@@ -111,14 +130,18 @@ async def test_a_prefill_without_headers_gets_503_where_the_policy_is_to_finaliz
             nursery.start_soon(ask)
             await server.until(lambda s: s["models"][0]["in_flight"]["prefill"] == 1)
             server.signal()
+            await until(lambda: refused(server.port))
+            prefill_gate.open()
             assert await server.exit_code() == 0
     assert answers[0].status == 503
     assert answers[0].error["code"] == "server_shutting_down"
 
 
-async def test_a_prefill_runs_on_to_a_whole_answer_where_the_policy_is_to_drain() -> None:
+async def test_a_prefill_runs_on_to_a_whole_answer_where_the_policy_is_to_drain(
+    prefill_gate: FileGate,
+) -> None:
     answers: list[Answer] = []
-    with scripted_process({"step_seconds": 0.02, "answer": "whole"}) as server:
+    with scripted_process({"answer": "whole", **prefill_gate.fields}) as server:
         await server.until_ready()
 
         async def ask() -> None:
@@ -128,13 +151,17 @@ async def test_a_prefill_runs_on_to_a_whole_answer_where_the_policy_is_to_drain(
             nursery.start_soon(ask)
             await server.until(lambda s: s["models"][0]["in_flight"]["prefill"] == 1)
             server.signal()
+            await until(lambda: refused(server.port))
+            prefill_gate.open()
             assert await server.exit_code() == 0
     assert streamed_text(answers[0].text) == "whole"
 
 
-async def test_waiters_get_503_and_idle_connections_close_while_the_active_one_goes_on() -> None:
+async def test_waiters_get_503_and_idle_connections_close_while_the_active_one_goes_on(
+    gate: FileGate,
+) -> None:
     answers: dict[str, Answer] = {}
-    with scripted_process(SLOW) as server:
+    with scripted_process({"answer": WHOLE, **gate.fields}) as server:
         await server.until_ready()
 
         async def ask(name: str) -> None:
@@ -148,20 +175,21 @@ async def test_waiters_get_503_and_idle_connections_close_while_the_active_one_g
                 nursery.start_soon(ask, "waiting")
                 await server.until(lambda s: s["routing"]["waiting"] == 1)
                 server.signal()
-                with trio.fail_after(5):
+                with trio.fail_after(PATIENCE):
                     assert await idle.stream.receive_some() == b""
                     assert await silent.stream.receive_some() == b""
                 assert refused(server.port)
                 assert server.process.poll() is None
+            gate.open()
             assert await server.exit_code() == 0
     assert answers["waiting"].status == 503
     assert answers["waiting"].headers["connection"] == "close"
     assert "retry-after" in answers["waiting"].headers
-    assert streamed_text(answers["active"].text) == SLOW["answer"]
+    assert streamed_text(answers["active"].text) == WHOLE
 
 
 async def test_a_half_sent_body_delays_nothing() -> None:
-    with scripted_process(SLOW) as server:
+    with scripted_process({}, client_stall_timeout=NEVER) as server:
         await server.until_ready()
         async with connect(server.port) as half:
             await half.stream.send_all(
@@ -170,32 +198,29 @@ async def test_a_half_sent_body_delays_nothing() -> None:
             # Its connection is known to be served once a later one is.
             assert (await request(server.port, "GET", "/health")).status == 200
             server.signal()
-            assert await server.exit_code(10) == 0
+            assert await server.exit_code() == 0
             data = await half.stream.receive_some()
             assert data.startswith((b"HTTP/1.1 503", b""))
 
 
 async def test_a_client_that_leaves_while_draining_still_cancels() -> None:
-    endless = {"step_seconds": 0.01, "max_ctx": 4096}
-    with scripted_process(endless) as server:
+    with scripted_process(ENDLESS) as server:
         await server.until_ready()
-        async with server.held_slot("x", ignore_eos=True, max_tokens=4000):
+        async with server.streaming("x"):
             server.signal()
             await until(lambda: refused(server.port))
-        # 4000 tokens would have taken 40 s.
-        assert await server.exit_code(10) == 0
+        assert await server.exit_code() == 0
 
 
 async def test_a_second_signal_finalizes_everything_at_once() -> None:
-    endless = {"step_seconds": 0.01, "max_ctx": 4096}
-    with scripted_process(endless) as server:
+    with scripted_process(ENDLESS) as server:
         await server.until_ready()
-        async with server.held_slot("x", ignore_eos=True, max_tokens=4000) as exchange:
+        async with server.streaming("x") as exchange:
             server.signal()
             await wait_for_log(server, "shutting down")
             server.signal()
             answer = await exchange.read_rest()
-        assert await server.exit_code(10) == 0
+        assert await server.exit_code() == 0
     assert answer.complete
     assert sse_events(answer.text)[-1] == "[DONE]"
     assert sse_events(answer.text)[-2]["choices"][0]["finish_reason"] == "length"
@@ -207,56 +232,55 @@ async def wait_for_log(server: ServerProcess, words: str) -> None:
 
 async def until(what: Callable[[], bool]) -> None:
     """Wait for something about another process, where nobody can set an event."""
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         while not what():  # noqa: ASYNC110
             await trio.sleep(0.01)
 
 
 async def test_a_third_signal_exits_130_at_once() -> None:
-    with scripted_process(FLOOD) as server:
+    # The time after the second signal has no end, and a client that reads nothing keeps it open.
+    with scripted_process({}, bounds={CUT_GRACE: NEVER}, client_stall_timeout=NEVER) as server:
         await server.until_ready()
-        # A client that reads nothing keeps the two seconds after the second signal open.
-        async with server.held_slot("x", ignore_eos=True, max_tokens=50_000, receive_buffer=2048):
+        async with server.streaming("x", receive_buffer=4096, **LONG_WINDED):
             await server.until(lambda s: s["models"][0]["in_flight"]["draining"] == 1)
             server.signal()
             await wait_for_log(server, "shutting down")
             server.signal()
             await wait_for_log(server, "ending 1 requests now")
             server.signal()
-            before = trio.current_time()
-            assert await server.exit_code(10) == 130
-            assert trio.current_time() - before < 1.5
+            assert await server.exit_code() == 130
 
 
 async def test_the_drain_timeout_finalizes_what_still_runs() -> None:
-    endless = {"step_seconds": 0.01, "max_ctx": 4096}
-    with scripted_process(endless, drain_timeout=0.3) as server:
+    with scripted_process(ENDLESS, drain_timeout=0.3) as server:
         await server.until_ready()
-        async with server.held_slot("x", ignore_eos=True, max_tokens=4000) as exchange:
+        async with server.streaming("x") as exchange:
             server.signal()
             answer = await exchange.read_rest()
-        assert await server.exit_code(10) == 0
+        assert await server.exit_code() == 0
     assert answer.complete
     assert sse_events(answer.text)[-1] == "[DONE]"
 
 
 async def test_a_reader_that_takes_nothing_cannot_outlive_the_second_signal() -> None:
-    with scripted_process(FLOOD) as server:
+    with scripted_process({}, client_stall_timeout=NEVER) as server:
         await server.until_ready()
-        async with server.held_slot("x", ignore_eos=True, max_tokens=50_000, receive_buffer=2048):
+        async with server.streaming("x", receive_buffer=4096, **LONG_WINDED):
             await server.until(lambda s: s["models"][0]["in_flight"]["draining"] == 1)
             server.signal()
             await wait_for_log(server, "shutting down")
             assert server.process.poll() is None
             server.signal()
-            assert await server.exit_code(10) == 0
+            assert await server.exit_code() == 0
 
 
-async def test_a_signal_while_loading_stops_the_loading_and_exits_0() -> None:
-    with scripted_process({"load_seconds": 2.0}) as server:
+async def test_a_signal_while_loading_stops_the_loading_and_exits_0(prefill_gate: FileGate) -> None:
+    with scripted_process(prefill_gate.load_fields) as server:
         assert (await request(server.port, "GET", "/health")).json() == {"status": "loading"}
         server.signal()
-        assert await server.exit_code(10) == 0
+        await until(lambda: refused(server.port))
+        prefill_gate.open()
+        assert await server.exit_code() == 0
         assert "Traceback" not in server.log
 
 
@@ -266,7 +290,7 @@ async def test_a_unix_socket_file_is_gone_after_the_end_and_can_be_bound_again(
     path = tmp_path / "socket"
     for _ in range(2):
         with scripted_unix(path) as server:
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE):
                 while b'"ok"' not in await unix_request(path):  # noqa: ASYNC110
                     await trio.sleep(0.01)
             server.signal()
@@ -290,7 +314,7 @@ async def unix_request(path: Path) -> bytes:
 async def test_restarting_on_the_same_port_works_at_once_whatever_went_before() -> None:
     port = 0
     for number in range(6):
-        with scripted_process(SLOW, port=port) as server:
+        with scripted_process(ENDLESS, port=port) as server:
             port = server.port
             await server.until_ready()
             async with server.chatting("x", stream=True):
@@ -299,5 +323,5 @@ async def test_restarting_on_the_same_port_works_at_once_whatever_went_before() 
                 server.signal()
                 if number % 3 == 0:
                     server.signal(signal.SIGINT)
-            assert await server.exit_code(20) == 0
+            assert await server.exit_code() == 0
             assert "Traceback" not in server.log

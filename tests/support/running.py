@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,14 @@ from dflash_trio.traces import Traces
 from tests.support.http_client import PATIENCE, Answer, Exchange, connect, request
 
 CHAT = "/v1/chat/completions"
+
+LONG_WINDED: dict[str, Any] = {"ignore_eos": True, "logprobs": True, "top_logprobs": 20}
+"""Of a chat stream: more than a kilobyte a token, to the end of the context."""
+
+TOO_SHORT = "the answer that should have held a slot was too short"
+
+ENDLESS: dict[str, Any] = {"step_seconds": 0.005, "max_ctx": 60_000}
+"""Of a scripted process's model: an answer of five minutes, more than any test has."""
 
 
 async def poll_status(port: int, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -65,16 +76,32 @@ class Asking:
             yield exchange
 
     @contextlib.asynccontextmanager
-    async def held_slot(
+    async def streaming(
         self, content: str = "hold", *, receive_buffer: int | None = None, **fields: Any
     ) -> AsyncIterator[Exchange]:
-        """A stream that is certainly decoding; it leaves at the end of the block."""
+        """A stream that has begun. How long it lasts is the engine's affair: hold that, or have it
+        say more than a test can wait for (``ENDLESS``, ``endless_load``)."""
         async with self.chatting(
             content, receive_buffer=receive_buffer, stream=True, **fields
         ) as exchange:
             await exchange.read_headers()
             assert exchange.status == 200
             yield exchange
+
+    @contextlib.asynccontextmanager
+    async def held_slot(self, content: str = "hold", **fields: Any) -> AsyncIterator[Exchange]:
+        """A slot that certainly is taken until the end of the block, however fast the engine is.
+
+        What keeps it is a stream that nobody reads: its answer runs on to the end of the context,
+        and is longer than what the kernels on the way take. So this needs a context of about 600
+        tokens (asked for at the end), and a server that cuts clients who read nothing late.
+        """
+        fields = {**LONG_WINDED, **fields}
+        async with self.streaming(content, receive_buffer=4096, **fields) as exchange:
+            yield exchange
+            if not (exchange.ended or exchange.cut):
+                reserved = [m["slots"]["reserved"] for m in (await self.status())["models"]]
+                assert any(reserved), TOO_SHORT
 
     async def status(self) -> dict[str, Any]:
         return await poll_status(self.port, lambda _: True)
@@ -165,6 +192,27 @@ class ServerProcess(Asking):
     async def until_ready(self) -> None:
         await poll_health(self.port, lambda: self.process.poll() is None)
 
+    @contextlib.contextmanager
+    def busy_slot(self, **headers: str) -> Iterator[None]:
+        """As ``held_slot``, for those who do not run on trio: somebody else's answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        connection.sock = socket.socket()
+        connection.sock.settimeout(PATIENCE)
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sock.connect(("127.0.0.1", self.port))
+        body = json.dumps(chat_body("hold", stream=True, **LONG_WINDED))
+        connection.request("POST", CHAT, body, {"content-type": "application/json", **headers})
+        response = connection.getresponse()
+        try:
+            assert response.status == 200
+            yield
+            status = trio.run(partial(request, self.port, "GET", "/status/json", **headers))
+            reserved = [model["slots"]["reserved"] for model in status.json()["models"]]
+            assert any(reserved), TOO_SHORT
+        finally:
+            response.close()
+            connection.close()
+
 
 @contextlib.contextmanager
 def server_process(
@@ -221,8 +269,11 @@ def streamed_text(text: str) -> str:
 
 
 def scripted_process(
-    *models: dict[str, Any], env: dict[str, str] | None = None, **listener: Any
+    *models: dict[str, Any],
+    env: dict[str, str] | None = None,
+    bounds: dict[str, float] | None = None,
+    **listener: Any,
 ) -> contextlib.AbstractContextManager[ServerProcess]:
     """A real process on scripted engines; see ``scripted_server`` for the fields."""
-    specification = json.dumps({"models": models, "listener": listener})
+    specification = json.dumps({"models": models, "listener": listener, "bounds": bounds or {}})
     return server_process([specification], module="tests.support.scripted_server", env=env)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from dflash_trio.config import ModelConfig
 from dflash_trio.engine.admission import KVLedger
@@ -13,6 +15,7 @@ from dflash_trio.engine.model_runner import BatchSlice
 from dflash_trio.engine.prefix_store import PrefixStore
 from dflash_trio.engine.scripted_runner import EOG, Script, ScriptedRunner
 from dflash_trio.engine.worker import Load, LoadedModel
+from tests.support.http_client import PATIENCE
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.content }}\n{% endfor %}"
@@ -40,12 +43,77 @@ class Gate:
     def __call__(self, batch: Sequence[BatchSlice]) -> None:
         self.reached.set()
         # A bound, so that a failing test cannot hang the suite.
-        self._open.wait(20)
+        assert self._open.wait(PATIENCE), "nobody opened the gate"
+
+
+class BreaksDown:
+    """An engine that stands still once a sequence has come so far, and dies when the gate opens."""
+
+    def __init__(self, reason: str = "the device fell off", *, position: int = 8) -> None:
+        self.gate = Gate(open=False)
+        self._reason = reason
+        self._position = position
+
+    def __call__(self, batch: Sequence[BatchSlice]) -> None:
+        if any(item.position > self._position for item in batch):
+            self.gate(batch)
+            raise RuntimeError(self._reason)
+
+
+class FileGate:
+    """Holds another process's engine, once a sequence has come so far, until the file is there.
+
+    Both processes have one: the test's opens it.
+    """
+
+    def __init__(self, path: Path | str, *, position: int = 0) -> None:
+        """``position``: of the first token that has to wait."""
+        self._path = Path(path)
+        self._position = position
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """For a scripted server whose steps are held."""
+        return {"gate": [str(self._path), self._position]}
+
+    @property
+    def load_fields(self) -> dict[str, Any]:
+        """For one whose model loads until the gate is opened."""
+        return {"load_gate": str(self._path)}
+
+    def open(self) -> None:
+        self._path.touch()
+
+    def __call__(self, batch: Sequence[BatchSlice]) -> None:
+        if any(item.position + len(item.tokens) > self._position for item in batch):
+            self.wait()
+
+    def wait(self) -> None:
+        # In another process: nobody sets an event. The test has no more patience than this.
+        for _ in range(int(PATIENCE / 0.005)):
+            if self._path.exists():
+                return
+            time.sleep(0.005)
+        raise AssertionError("nobody opened the gate")
 
 
 def paced(seconds: float) -> Callable[[Sequence[BatchSlice]], None]:
     """Steps that take some time, as a real engine's do."""
     return lambda _: time.sleep(seconds)
+
+
+def endless_load(gate: Gate | None = None, **fields: Any) -> Load:
+    """An engine whose answers nobody sees the end of: minutes, however fast the machine is.
+
+    For what happens in the middle of one. Its steps pass the gate, if there is one.
+    """
+
+    def step(batch: Sequence[BatchSlice]) -> None:
+        if gate is not None:
+            gate(batch)
+        time.sleep(0.002)
+
+    return scripted_load(max_ctx=100_000, before_decode=step, **fields)
 
 
 def answer(text: str) -> Script:

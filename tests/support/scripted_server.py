@@ -1,22 +1,26 @@
 """A real server process on scripted engines: real sockets and signals, answers in milliseconds.
 
 ``python -m tests.support.scripted_server '{"models": [{...}], "listener": {...}}'``; for the
-fields of a model see ``MODEL_FIELDS``, for those of the listener ``ListenerConfig``.
+fields of a model see ``MODEL_FIELDS``, for those of the listener ``ListenerConfig``. A third part,
+``"bounds"``, replaces times that are no options: ``{"dflash_trio.routing.drain.CUT_GRACE": 60}``.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from dflash_trio.config import ListenerConfig, ModelConfig, ServerConfig
+from dflash_trio.engine.model_runner import BatchSlice
 from dflash_trio.engine.worker import Load
 from dflash_trio.log_setup import set_up_logging
 from dflash_trio.server import serve
-from tests.support.scripted import answer, paced, scripted_config, scripted_load
+from tests.support.scripted import FileGate, answer, scripted_config, scripted_load
 
 MODEL_FIELDS = {
     "name": "scripted",
@@ -27,6 +31,8 @@ MODEL_FIELDS = {
     "answer": None,
     "load_seconds": 0.0,
     "on_sigterm": None,
+    "gate": None,
+    "load_gate": None,
 }
 
 
@@ -38,13 +44,23 @@ def build(fields: dict[str, Any]) -> tuple[ModelConfig, Load]:
 
     def wait(_: Any) -> None:
         time.sleep(model["load_seconds"])
+        if model["load_gate"]:
+            FileGate(model["load_gate"]).wait()
+
+    gate = FileGate(model["gate"][0], position=model["gate"][1]) if model["gate"] else None
+
+    def step(batch: Sequence[BatchSlice]) -> None:
+        if gate is not None:
+            gate(batch)
+        if model["step_seconds"]:
+            time.sleep(model["step_seconds"])
 
     load = scripted_load(
         slots=model["slots"],
         max_ctx=model["max_ctx"],
         pool=model["pool"],
         script=answer(model["answer"]) if model["answer"] is not None else None,
-        before_decode=paced(model["step_seconds"]) if model["step_seconds"] else None,
+        before_decode=step,
         on_runner=wait,
     )
     config = scripted_config(
@@ -58,6 +74,10 @@ def main() -> int:
     set_up_logging("console", "info")
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
+    for name, seconds in specification.get("bounds", {}).items():
+        module, _, constant = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), constant), name
+        setattr(sys.modules[module], constant, seconds)
     fields = {"port": 0, **specification.get("listener", {})}
     fields["api_keys"] = tuple(key.encode() for key in fields.get("api_keys", ()))
     listener = ListenerConfig(**fields)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import pytest
 import trio
 
-from dflash_trio.engine import client as client_module
-from dflash_trio.engine import step_clock
 from dflash_trio.engine.client import EngineClient
 from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.model_runner import BatchSlice
@@ -21,15 +19,7 @@ from tests.engine.drafting.scripted_provider import CheckingProvider
 from tests.engine.engine_helpers import prompt
 from tests.engine.test_worker import WAIT, running
 from tests.support.scripted import Gate, scripted_load
-
-pytestmark = pytest.mark.usefixtures("impatient")
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_clock, "STALL_UNMEASURED", 0.05)
-    monkeypatch.setattr(step_clock, "STALL_FLOOR", 0.05)
-    monkeypatch.setattr(client_module, "STALL_CHECK_INTERVAL", 0.01)
+from tests.support.stalls import StallingGate
 
 
 class Hanging(CheckingProvider):
@@ -69,9 +59,10 @@ class Interruptible(CheckingProvider):
         self.stopped.set()
 
 
+@pytest.mark.usefixtures("stalls_are_found_soon")
 @pytest.mark.parametrize("where", ["propose", "observe"])
 async def test_a_draft_that_hangs_shows_as_a_stalled_engine_until_it_returns(where: str) -> None:
-    gate = Gate(open=False)
+    gate = StallingGate()
     load = scripted_load(drafts=lambda: Hanging(gate, where=where))
     client = EngineClient("m", load)
     prepared = PreparedPrompt(tokens=(65,), max_tokens=99, sampling=SamplingParams(temperature=0))
@@ -140,11 +131,7 @@ def test_the_servers_end_cuts_a_draft_short(end: str) -> None:
         assert runners[0].decoded_tokens == before, "and so is the step that it was for"
 
 
-def test_how_long_a_draft_may_take_is_learned_apart_from_steps(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(step_clock, "STALL_UNMEASURED", 600.0)
-    monkeypatch.setattr(step_clock, "STALL_FLOOR", 60.0)
+def test_how_long_a_draft_may_take_is_learned_apart_from_steps() -> None:
     now = 0.0
     clock = StepClock(lambda: now)
     clock.begin_draft()

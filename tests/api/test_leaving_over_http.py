@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 import trio
 
-from tests.support.http_client import Exchange, connect, request
+from tests.support.http_client import PATIENCE, Exchange, connect, request
 from tests.support.running import RunningServer, running
 from tests.support.scripted import Gate, paced, scripted_config, scripted_load
 from tests.support.speaking import ROUTES, Route
@@ -40,7 +40,7 @@ def long_answer(route: Route, **fields: Any) -> bytes:
 
 async def check_free(server: RunningServer, route: Route) -> dict[str, Any]:
     """Everything is zero, and a small request is answered; the status before that."""
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         status = await server.until_idle()
         body = route.body(limit=1)
         answered = await request(server.port, "POST", route.path, body)

@@ -12,7 +12,7 @@ import trio
 
 from tests.api.responses_checks import check_response, check_stream
 from tests.api.responses_client import PATH, HoldsBack, ask, read_until, saying, with_sdk
-from tests.support.http_client import Answer, connect, request
+from tests.support.http_client import PATIENCE, Answer, connect, request
 from tests.support.running import running
 
 # --------------------------------------------------------------------------- kept answers
@@ -227,7 +227,7 @@ async def test_an_answer_whose_client_left_is_not_kept() -> None:
         path = f"{PATH}/{response_id(text)}"
         # The engine stands still, so that the answer cannot be over before it is known that
         # nobody is there for it.
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE):
             # Each look is a request of its own, so that this does not spin.
             while (await request(server.port, "GET", path)).status != 404:
                 pass

@@ -14,7 +14,7 @@ import attrs
 import pytest
 import trio
 
-from tests.support.http_client import Answer, request
+from tests.support.http_client import PATIENCE, Answer, request
 from tests.support.running import RunningServer, running
 from tests.support.scripted import (
     PLAIN_TEMPLATE,
@@ -244,7 +244,7 @@ async def test_in_one_burst_exactly_the_limit_waits_and_the_others_get_503_at_on
             for number in range(limit + 5):
                 nursery.start_soon(ask, number % 2 == 1)
             await two.server.until(lambda s: s["routing"]["waiting"] == limit)
-            with trio.fail_after(20):
+            with trio.fail_after(PATIENCE):
                 while len(answers) < 5:  # noqa: ASYNC110
                     await trio.sleep(0.01)
             for refused in answers:

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from dflash_trio.api.status_page import StatusPage
-from tests.support.http_client import Answer, connect, request
+from tests.support.http_client import PATIENCE, Answer, connect, request
 from tests.support.running import running
 from tests.support.scripted import Gate, answer, scripted_config, scripted_load
 
@@ -132,7 +132,7 @@ async def test_files_of_other_versions_and_unknown_ones_are_not_found() -> None:
 
 async def test_while_the_models_load_the_page_is_there_and_data_says_loading() -> None:
     loaded = threading.Event()
-    load = scripted_load(on_runner=lambda _: loaded.wait(20))  # type: ignore[arg-type,return-value]
+    load = scripted_load(on_runner=lambda _: loaded.wait(PATIENCE))  # type: ignore[arg-type,return-value]
     async with running((scripted_config(), load), wait_ready=False) as server:
         assert (await request(server.port, "GET", "/")).status == 200
         assert await page_files(server.port)

@@ -14,7 +14,7 @@ import trio.testing
 
 from dflash_trio.api.status_stream import DRAINING, MAX_STREAMS, StatusStreams
 from dflash_trio.routing.router import Router
-from tests.support.http_client import Exchange, connect, request
+from tests.support.http_client import PATIENCE, Exchange, connect, request
 from tests.support.running import running, scripted_process
 from tests.support.scripted import Gate, answer, scripted_config, scripted_load
 
@@ -217,7 +217,7 @@ async def test_there_are_only_so_many_and_who_leaves_makes_room() -> None:
         # Everything else goes on: a stream costs no slot and no place in line.
         assert (await server.chat("x")).status == 200
         leave[0].set()
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             # That a client has left is seen behind a socket: nobody sets an event.
             while True:
                 async with connect(server.port) as exchange:

@@ -12,7 +12,7 @@ import trio
 
 from dflash_trio.engine.scripted_runner import BOS, EOG, ScriptedRunner
 from dflash_trio.routing.router import usable_cores
-from tests.support.http_client import Answer, connect, request
+from tests.support.http_client import PATIENCE, Answer, connect, request
 from tests.support.running import chat_body, is_idle, running
 from tests.support.scripted import Gate, answer, scripted_config, scripted_load
 
@@ -243,7 +243,7 @@ class CountingGate:
                     self.inside += 1
                 self._arrivals.release()
                 # A bound, so that a failing test cannot hang the suite.
-                self._open.wait(20)
+                self._open.wait(PATIENCE)
             return tokenize(text, **fields)
 
         runner.vocabulary.tokenize = held  # type: ignore[method-assign]
@@ -251,7 +251,7 @@ class CountingGate:
     async def until_inside(self, count: int) -> None:
         """Wait for so many more threads to have come."""
         for _ in range(count):
-            came = partial(self._arrivals.acquire, timeout=20)
+            came = partial(self._arrivals.acquire, timeout=PATIENCE)
             assert await trio.to_thread.run_sync(came)
 
 

@@ -208,7 +208,9 @@ async def test_a_wait_and_a_fallback_are_told_with_their_reason(collected: Colle
     parts = collected.parts(waited)
     check_order(waited, parts, "queue", "prefill", "decode", "drain")
     seconds = (parts["queue"].ended - parts["queue"].began) / 1e9
-    assert seconds == pytest.approx(waited.attributes["dflash.queue_wait"], abs=0.01)
+    # The router's clock, and the trace's: other code runs in between.
+    assert waited.attributes["dflash.queue_wait"] > 0
+    assert seconds == pytest.approx(waited.attributes["dflash.queue_wait"], abs=0.25)
 
 
 async def test_a_client_that_leaves_makes_a_cancelled_request_and_no_error(

@@ -14,6 +14,7 @@ from dflash_trio.engine.model_runner import BatchSlice
 from dflash_trio.engine.scheduler import Scheduler
 from dflash_trio.generation.events import Event, Failed, Finished, Retired, TextDelta
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
+from tests.support.http_client import PATIENCE
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -115,11 +116,11 @@ class Turnstile:
     def __call__(self, batch: Sequence[BatchSlice]) -> None:
         self._arrived.put(list(batch))
         # A bound, so that a failing test cannot hang the suite.
-        self._passes.acquire(timeout=20)
+        assert self._passes.acquire(timeout=PATIENCE)
 
     def next(self) -> list[BatchSlice]:
         """Wait until a step stands at the turnstile; its batch."""
-        return self._arrived.get(timeout=20)
+        return self._arrived.get(timeout=PATIENCE)
 
     def let_through(self) -> None:
         """The step that stands there."""

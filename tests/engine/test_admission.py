@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from dflash_trio.engine.admission import Fit, Hold, KVLedger
+from tests.support.http_client import PATIENCE
 
 
 def ledger(
@@ -316,7 +317,7 @@ def test_many_threads_at_once_never_overdraw_and_leave_nothing_behind() -> None:
 
     def guarded(work: Callable[[], None]) -> None:
         try:
-            start.wait(10)
+            start.wait(PATIENCE)
             work()
         except BaseException as error:
             failures.append(error)
@@ -344,7 +345,7 @@ def test_many_threads_at_once_never_overdraw_and_leave_nothing_behind() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE)
     assert not failures
     assert not any(thread.is_alive() for thread in threads)
     assert taken(books) == (0, 0)

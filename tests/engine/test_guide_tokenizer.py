@@ -16,6 +16,7 @@ from dflash_trio.generation.constraint import TokenMatcher
 from dflash_trio.generation.request import OutputConstraint
 from dflash_trio.text.structured import compile_grammar, grammar_source
 from tests.engine.test_runner_contract import load_llama
+from tests.support.http_client import PATIENCE
 
 REAL = [pytest.param(name, marks=pytest.mark.real) for name in ("smollm2", "gemma")]
 TEXT = 'naïve 歪😀👩‍👩‍👧 \u2028 "\\ <|im_end|><end_of_turn>'
@@ -105,7 +106,7 @@ def test_it_is_made_once_whoever_asks(own_runner: ModelRunner) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert len(made) == 3
     assert made[0] is made[1] is made[2]
     assert made[0].vocab_size == own_runner.vocabulary.size
@@ -147,7 +148,7 @@ def test_unloading_while_it_is_made_is_an_answer_or_an_error(own_runner: ModelRu
 
     thread = threading.Thread(target=ask)
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(PATIENCE)
     own_runner.close()
-    thread.join(60)
+    thread.join(PATIENCE)
     assert outcome in ([vocabulary.size], ["the model is no longer loaded"])

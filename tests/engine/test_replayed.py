@@ -45,7 +45,7 @@ def short_of_the_likeliest(
 def test_generations_that_outgrow_the_pool_all_finish_as_if_they_had_been_alone(
     smollm2: Path,
 ) -> None:
-    runner = load_llama(smollm2, slots=2, max_ctx=512, pool=640, chunk=256, threads=2)
+    runner = load_llama(smollm2, slots=2, max_ctx=512, pool=640, chunk=256, threads=1)
     ledger = KVLedger(slots=2, pool=640, max_ctx=512, decode_headroom=64)
     scheduler = Scheduler(runner, ledger, chunk=256)
     tokenize = runner.vocabulary.tokenize
@@ -79,7 +79,7 @@ def test_generations_that_outgrow_the_pool_all_finish_as_if_they_had_been_alone(
     assert pauses > 0
     assert [len(s.answer) for s in sequences] == [260, 260, 40]
 
-    replay = load_llama(smollm2, slots=1, max_ctx=512, chunk=256, threads=2)
+    replay = load_llama(smollm2, slots=1, max_ctx=512, chunk=256, threads=1)
     short = [
         distance
         for sequence in sequences
@@ -110,7 +110,7 @@ def test_a_warm_answer_is_the_cold_one_in_the_bit_equal_configuration(
 ) -> None:
     """A conversation goes on: from its row, and from the host's memory after somebody else had
     the row. Across 257 cells, where other configurations begin to differ."""
-    runner = load_llama(smollm2, slots=1, max_ctx=512, chunk=96, threads=2, keeps_prefixes=True)
+    runner = load_llama(smollm2, slots=1, max_ctx=512, chunk=96, threads=1, keeps_prefixes=True)
     ledger = KVLedger(slots=1, pool=512, max_ctx=512, decode_headroom=32)
     tokenize = runner.vocabulary.tokenize
     first = tokenize(f"{SEA}\n{BREAD}\n" * 12)[:200]

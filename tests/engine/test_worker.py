@@ -34,9 +34,10 @@ from dflash_trio.generation.events import Failed, Finished, Retired
 from dflash_trio.generation.request import PreparedPrompt
 from tests.engine.drafting.scripted_provider import CheckingProvider
 from tests.engine.engine_helpers import Story, Turnstile, prompt, reserve
+from tests.support.http_client import PATIENCE
 from tests.support.scripted import Gate, scripted_load
 
-WAIT = 20.0
+WAIT = PATIENCE
 """Seconds after which a test gives up on a thread."""
 
 

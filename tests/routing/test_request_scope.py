@@ -12,6 +12,7 @@ from dflash_trio.generation.events import Retired
 from dflash_trio.routing.request_scope import RETIRE_BOUND, RequestScope
 from dflash_trio.routing.router import Router
 from dflash_trio.routing.served_model import ServedModel
+from tests.support.http_client import PATIENCE
 from tests.support.scripted import Gate, scripted_config, scripted_load
 
 from .bench import HandModel, ask, bench, check_counters_zero, new_router
@@ -250,7 +251,7 @@ async def test_a_real_engine_and_real_preparation_threads_keep_the_same_promises
         )
         router = Router(queue_limit=1)
         router.open([model])
-        with trio.fail_after(20):
+        with trio.fail_after(PATIENCE):
             async with RequestScope(router) as scope:
                 reservation = await scope.reserve(ask(10, 3))
                 generation = scope.submit()

@@ -34,6 +34,7 @@ from dflash_trio.generation.errors import (
 from dflash_trio.routing.policy import Offer
 from dflash_trio.routing.reservation import Reservation
 from dflash_trio.routing.router import Router, Waiter
+from tests.support.http_client import PATIENCE
 
 from .bench import Bench, Caller, HandModel, Preparer, ask, check_counters_zero
 
@@ -51,7 +52,7 @@ class Loop:
         self._started: queue.SimpleQueue[trio.lowlevel.TrioToken] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._token = self._started.get(timeout=10)
+        self._token = self._started.get(timeout=PATIENCE)
 
     def _run(self) -> None:
         trio.run(self._main, clock=self.clock)
@@ -75,7 +76,7 @@ class Loop:
 
     def close(self) -> None:
         trio.from_thread.run_sync(self._end.set, trio_token=self._token)
-        self._thread.join(10)
+        self._thread.join(PATIENCE)
 
 
 class WatchedRouter(Router):

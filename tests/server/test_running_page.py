@@ -162,7 +162,7 @@ async def served(machine: Machine, server: str, clients: str) -> str:
     try:
         answer = await until_served(machine, clients, process)
         process.send_signal(signal.SIGTERM)
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE):
             code = await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
         assert code == 0
     finally:

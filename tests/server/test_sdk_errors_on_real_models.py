@@ -14,7 +14,7 @@ import trio
 
 from tests.support.http_client import PATIENCE, request
 from tests.support.models import GEMMA, SMOLLM2
-from tests.support.real_models import COUNT, anthropic_client, openai_client
+from tests.support.real_models import anthropic_client, openai_client
 from tests.support.running import ServerProcess, is_idle, server_process
 
 pytestmark = pytest.mark.real
@@ -162,13 +162,12 @@ def test_a_full_server_is_a_503_that_says_when_to_come_back(
     keyed: ServerProcess, route: str, stream: bool
 ) -> None:
     with both_clients(keyed, KEY) as (client, other):
-        with client.chat.completions.create(
-            model="m", messages=COUNT, stream=True, extra_body={"ignore_eos": True}
-        ) as held:
-            next(iter(held))
-            # Anthropic's ServiceUnavailableError is an InternalServerError too.
-            with raises(route, "InternalServerError") as raised:
-                ROUTES[route](client, other, "hi", {"stream": stream})
+        # Anthropic's ServiceUnavailableError is an InternalServerError too.
+        with (
+            keyed.busy_slot(**{"x-api-key": KEY}),
+            raises(route, "InternalServerError") as raised,
+        ):
+            ROUTES[route](client, other, "hi", {"stream": stream})
         trio.run(until_all_is_free, keyed)
     assert raised.value.status_code == 503
     assert int(raised.value.response.headers["retry-after"]) >= 1

@@ -14,7 +14,7 @@ import pytest
 import trio
 
 from tests.engine.written_models import write_model
-from tests.support.http_client import request
+from tests.support.http_client import PATIENCE, request
 from tests.support.running import server_process
 
 
@@ -131,7 +131,7 @@ async def test_a_signal_at_any_moment_of_the_start_ends_the_server(
             # The moment is what is tried here; whatever it hits, the outcome is the same.
             await trio.sleep(delay)
             process.send_signal(signal.SIGTERM)
-            with trio.fail_after(30):
+            with trio.fail_after(PATIENCE):
                 await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
         finally:
             process.kill()
@@ -151,7 +151,7 @@ async def test_a_server_whose_terminal_is_gone_serves_all_the_same(
         port = probe.getsockname()[1]
     process = start(redirection, str(smollm2), f"--port={port}")
     try:
-        with trio.fail_after(60):
+        with trio.fail_after(PATIENCE):
             while True:
                 assert process.poll() is None
                 with contextlib.suppress(OSError):
@@ -159,7 +159,7 @@ async def test_a_server_whose_terminal_is_gone_serves_all_the_same(
                         break
                 await trio.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        with trio.fail_after(30):
+        with trio.fail_after(PATIENCE):
             code = await trio.to_thread.run_sync(process.wait, abandon_on_cancel=True)
         assert code == 0
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,20 @@ import pytest
 import trio
 
 from tests.support.http_client import Answer
-from tests.support.running import ServerProcess, is_idle, server_process, sse_events, streamed_text
+from tests.support.running import (
+    LONG_WINDED,
+    ServerProcess,
+    is_idle,
+    server_process,
+    sse_events,
+    streamed_text,
+)
 
 pytestmark = pytest.mark.real
 
 LONG = "Count from 1 to 500, one number a line."
+MANY = 800
+"""Tokens that take seconds, while a client that leaves is noticed in milliseconds."""
 
 
 def two_models(smollm2: Path, gemma: Path, *more: str) -> list[str]:
@@ -25,18 +34,29 @@ def two_models(smollm2: Path, gemma: Path, *more: str) -> list[str]:
         "--port=0",
         *more,
         *("--model", str(smollm2), "--model-name", "smollm2", "--target-device", "cpu:0"),
-        *("--max-ctx", "2048", "--prefix-cache-slots", "0"),
+        *("--max-ctx", "2048", "--prefix-cache-slots", "0", "--threads=1"),
         *("--model", str(gemma), "--model-name", "gemma", "--target-device", "cpu:1"),
-        *("--max-ctx", "1024", "--prefix-cache-slots", "0"),
+        *("--max-ctx", "1024", "--prefix-cache-slots", "0", "--threads=1"),
     ]
 
 
-@pytest.fixture
-async def server(smollm2: Path, gemma: Path) -> AsyncIterator[ServerProcess]:
+@pytest.fixture(scope="module")
+def both(smollm2: Path, gemma: Path) -> Iterator[ServerProcess]:
+    """One server for the whole module; whatever it went through, it ends properly."""
     arguments = two_models(smollm2, gemma, "--routing-queue-limit", "1")
     with server_process(arguments) as process:
-        await process.until_ready()
+        trio.run(process.until_ready)
         yield process
+        process.signal()
+        assert trio.run(process.exit_code) == 0
+    assert "Traceback" not in process.log
+
+
+@pytest.fixture
+def server(both: ServerProcess) -> Iterator[ServerProcess]:
+    """It is idle before and after each test."""
+    yield both
+    trio.run(both.until_idle)
 
 
 def sdk(server: ServerProcess) -> openai.OpenAI:
@@ -94,7 +114,7 @@ async def test_a_busy_primary_is_answered_for_by_the_next_model_which_says_so(
             assert response.headers["x-dflash-model"] == "gemma"
             assert response.parse().model == "gemma"
 
-    async with server.held_slot(LONG, max_tokens=900, ignore_eos=True):
+    async with server.held_slot(LONG):
         await trio.to_thread.run_sync(use_sdk)
     await server.until(is_idle)
 
@@ -119,8 +139,8 @@ async def test_with_both_busy_one_waits_and_is_served_on_release_the_next_gets_5
 
     async with (
         trio.open_nursery() as nursery,
-        server.held_slot(LONG, max_tokens=900, ignore_eos=True),
-        server.held_slot(LONG, max_tokens=900, ignore_eos=True),
+        server.held_slot(LONG),
+        server.held_slot(LONG),
     ):
         nursery.start_soon(trio.to_thread.run_sync, wait_for_it)
         await server.until(lambda s: s["routing"]["waiting"] == 1)
@@ -147,7 +167,10 @@ async def leave(server: ServerProcess, moment: str) -> None:
     """Start a request and hang up at a moment of its life."""
     content = "word " * 1900 if moment == "in prefill" else LONG
     stream = moment == "after the first delta"
-    async with server.chatting(content, max_tokens=100, ignore_eos=True, stream=stream) as exchange:
+    limit = 100 if moment == "in prefill" else MANY
+    async with server.chatting(
+        content, max_tokens=limit, ignore_eos=True, stream=stream
+    ) as exchange:
         match moment:
             case "in the queue":
                 await server.until(lambda s: s["routing"]["waiting"] == 1)
@@ -173,19 +196,16 @@ async def test_a_client_that_leaves_gives_its_slot_back_at_once_ten_times_in_a_r
     async with contextlib.AsyncExitStack() as held:
         queued = moment == "in the queue"
         for _ in range(2 if queued else 0):
-            await held.enter_async_context(server.held_slot(LONG, max_tokens=900, ignore_eos=True))
+            await held.enter_async_context(server.held_slot(LONG))
         for _ in range(10):
             before = tokens_made(await server.status())
             await leave(server, moment)
             after = await server.until(
                 lambda s: s["routing"]["waiting"] == 0 if queued else is_idle(s)
             )
-            # Nobody went on generating its hundred tokens for a client that was gone.
+            # Nobody went on generating its many tokens for a client that was gone.
             if not queued:
-                assert tokens_made(after) - before < 100
-    await server.until(is_idle)
-    server.signal()
-    assert await server.exit_code() == 0
+                assert tokens_made(after) - before < (100 if moment == "in prefill" else MANY)
 
 
 async def test_sigterm_lets_a_single_slot_model_finish_its_answer_to_the_last_byte(
@@ -200,7 +220,7 @@ async def test_sigterm_lets_a_single_slot_model_finish_its_answer_to_the_last_by
         "--prefix-cache-slots=0",
     ]
     arguments += ["--cache-type-k=q8_0", "--cache-type-v=q8_0", "--flash-attn=on"]
-    fields: dict[str, Any] = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
+    fields: dict[str, Any] = {"max_tokens": 600, "temperature": 0, "ignore_eos": True}
     with server_process(arguments) as server:
         await server.until_ready()
         golden = (await server.chat(LONG, **fields)).json()
@@ -211,7 +231,9 @@ async def test_sigterm_lets_a_single_slot_model_finish_its_answer_to_the_last_by
 
         async with trio.open_nursery() as nursery:
             usage = {"include_usage": True}
-            async with server.held_slot(LONG, **fields, stream_options=usage) as exchange:
+            # It is not over before it is read.
+            unread = {**fields, **LONG_WINDED, "stream_options": usage}
+            async with server.streaming(LONG, receive_buffer=4096, **unread) as exchange:
                 nursery.start_soon(wait_in_vain)
                 await server.until(lambda s: s["routing"]["waiting"] == 1)
                 server.signal()
@@ -220,7 +242,7 @@ async def test_sigterm_lets_a_single_slot_model_finish_its_answer_to_the_last_by
     events = sse_events(answer.text)
     assert answer.complete
     assert events[-1] == "[DONE]"
-    assert events[-2]["usage"]["completion_tokens"] == 400
+    assert events[-2]["usage"]["completion_tokens"] == 600
     assert events[-3]["choices"][0]["finish_reason"] == "length"
     assert streamed_text(answer.text) == golden["choices"][0]["message"]["content"]
     assert refused[0].status == 503
@@ -255,12 +277,12 @@ async def test_sigterm_ends_the_streams_of_a_batched_model_at_once_and_properly(
                 nursery.start_soon(read_stream)
             await server.until(lambda s: s["models"][0]["in_flight"]["decode"] == 4)
             server.signal()
-            before = trio.current_time()
-        assert trio.current_time() - before < 5
         assert await server.exit_code() == 0
     for answer in ends:
         events = sse_events(answer.text)
         assert answer.complete
         assert events[-1] == "[DONE]"
-        assert events[-2]["usage"]["completion_tokens_details"]["ended_by"] == "server_shutdown"
+        usage = events[-2]["usage"]
+        assert usage["completion_tokens_details"]["ended_by"] == "server_shutdown"
+        assert usage["completion_tokens"] < 1500
         assert events[-3]["choices"][0]["finish_reason"] == "length"

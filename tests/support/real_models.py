@@ -78,6 +78,8 @@ def two_real_models(
     for device, (model, ctx) in enumerate(((first, CTX), (second, CTX * 3 // 4))):
         arguments += ["--model", str(models[model]), "--model-name", NAMES[model]]
         arguments += ["--target-device", f"cpu:{device}", f"--max-ctx={ctx}"]
+        # Threads that wait for each other take ages when something else has one's core.
+        arguments += ["--threads=1"]
         # Usage is compared between answers, and must not depend on what came before.
         arguments += ["--max-concurrency=2", "--prefix-cache-slots=0"]
         if model == SMOLLM2:

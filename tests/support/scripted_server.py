@@ -12,6 +12,11 @@ import json
 import signal
 import sys
 import time
+
+# structlog imports it where it is installed, for tracebacks in colours: an eighth of the start of a
+# server, of which the suite starts hundreds.
+sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+
 from collections.abc import Sequence
 from typing import Any
 

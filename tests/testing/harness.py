@@ -38,9 +38,13 @@ QUICK = CheckOptions(
     long_answer_tokens=500,
     prefill_tokens=300,
     slack=1.5,
-    timeout=10.0,
+    timeout=60.0,
 )
 """For the small servers: a hundred words a second, a prefill of half a second."""
+PATIENT = attrs.evolve(
+    QUICK, answer_tokens=200, long_answer_tokens=800, prefill_tokens=800, slack=4.0
+)
+"""For those that have to be found right, on a machine that does something else as well."""
 
 
 def changed(options: CheckOptions, **changes: Any) -> CheckOptions:

@@ -16,12 +16,13 @@ import psutil
 import pytest
 
 from dflash_trio.testing.command import main, parse
+from tests.support.http_client import PATIENCE
 from tests.testing.harness import bad_server
 
 
 def run(*words: str, fault: str = "right") -> int:
     command = shlex.join(bad_server(fault)).replace("'{port}'", "{port}")
-    quick = ["--answer-tokens", "60", "--prefill-tokens", "200", "--slack", "1", "--timeout", "10"]
+    quick = ["--answer-tokens", "60", "--prefill-tokens", "200", "--slack", "3", "--timeout", "60"]
     return main(["--server", command, *quick, *words])
 
 
@@ -130,12 +131,12 @@ def test_a_signal_to_the_check_ends_its_servers(number: signal.Signals) -> None:
     command = shlex.join(bad_server("ignores", mark)).replace("'{port}'", "{port}")
     words = [sys.executable, "-m", "dflash_trio.testing", "--server", command]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as check:
-        end = time.monotonic() + 20
+        end = time.monotonic() + PATIENCE
         while not servers(mark) and time.monotonic() < end:
             time.sleep(0.02)
         assert servers(mark)
         check.send_signal(number)
-        said, complaint = check.communicate(timeout=20)
+        said, complaint = check.communicate(timeout=PATIENCE)
     assert check.returncode == 130
     assert said == b""
     assert complaint.endswith(b"dflash-shutdown-check: interrupted\n")

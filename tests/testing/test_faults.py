@@ -11,12 +11,13 @@ import pytest
 import trio
 
 from dflash_trio.testing import CheckOptions, Result, ServerFailed, all_right, check, table
-from tests.testing.harness import QUICK, SHARED_MEMORY_NAME, bad_server, changed, check_all
+from tests.support.http_client import PATIENCE
+from tests.testing.harness import PATIENT, QUICK, SHARED_MEMORY_NAME, bad_server, changed, check_all
 
 # fault: (where it shows, what has to be said of it, further options)
 FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cuts": ("chat/streaming/term", "active answer: cut after", {}),
-    "ignores": ("chat/streaming/term", "the server did not end within 4 s", {"timeout": 4.0}),
+    "ignores": ("chat/streaming/term", "the server did not end within 8 s", {"timeout": 8.0}),
     "leaves-child": ("idle/term", "(sleep)", {}),
     "leaves-port": ("idle/term", " still bound", {}),
     "leaves-socket-file": (
@@ -39,23 +40,23 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "wrong-finish": ("chat/streaming/term", "ended with stop instead of length", {}),
     "no-terminal-event": ("chat/streaming/term", "ended without its terminal event", {}),
-    "listens-on": ("chat/streaming/term", "new connection: still accepted", {"timeout": 4.0}),
-    "keeps-idle": ("idle-keep-alive/term", "idle connection: was not closed", {"timeout": 4.0}),
+    "listens-on": ("chat/streaming/term", "new connection: still accepted", {"timeout": 8.0}),
+    "keeps-idle": ("idle-keep-alive/term", "idle connection: was not closed", {"timeout": 8.0}),
 }
 OTHERS: dict[str, CheckOptions] = {
     "drains instead of finalizing": changed(
-        QUICK,
+        PATIENT,
         server=bad_server("right"),
         policy="finalize",
         answer_tokens=300,
         scenarios=("streaming/term", "prefilling", "non-streaming"),
     ),
     "finalizes instead of draining": changed(
-        QUICK,
+        PATIENT,
         server=bad_server("right", "finalize"),
         scenarios=("streaming/term", "prefilling", "non-streaming"),
     ),
-    "hasty": changed(QUICK, server=bad_server("hasty"), jobs=2),
+    "hasty": changed(QUICK, server=bad_server("hasty"), answer_tokens=20, jobs=2),
     "small answers": changed(
         QUICK, server=bad_server("right"), long_answer_tokens=50, scenarios=("zero-window/term",)
     ),
@@ -65,9 +66,9 @@ OTHERS: dict[str, CheckOptions] = {
         apis=("chat", "messages"),
         scenarios=("streaming/term",),
     ),
-    "right, drain": changed(QUICK, server=bad_server("right"), jobs=4),
+    "right, drain": changed(PATIENT, server=bad_server("right"), jobs=4),
     "right, finalize": changed(
-        QUICK,
+        PATIENT,
         server=bad_server("right", "finalize"),
         policy="finalize",
         apis=("messages", "responses"),
@@ -75,7 +76,7 @@ OTHERS: dict[str, CheckOptions] = {
         jobs=2,
     ),
     "right, other APIs": changed(
-        QUICK,
+        PATIENT,
         server=bad_server("right"),
         apis=("messages", "responses", "completions"),
         scenarios=("streaming/term", "non-streaming"),
@@ -184,7 +185,7 @@ async def test_cancelling_a_check_ends_its_servers() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(check, options)
-        with trio.fail_after(10):
+        with trio.fail_after(PATIENCE):
             while not servers():  # noqa: ASYNC110 (another process)
                 await trio.sleep(0.01)
         nursery.cancel_scope.cancel()

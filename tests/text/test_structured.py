@@ -432,9 +432,9 @@ LARGE: dict[str, tuple[Kind, Any]] = {
 @pytest.mark.parametrize("name", LARGE)
 def test_what_is_too_large_is_refused_soon(name: str) -> None:
     kind, source = LARGE[name]
-    begin = time.perf_counter()
+    begin = time.process_time()
     refusal(kind, source)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 EXPLOSIVE: dict[str, tuple[Kind, Any, str]] = {
@@ -456,7 +456,7 @@ def test_a_grammar_that_explodes_ends_in_an_error_or_goes_on_but_never_hangs(nam
     kind, source, text = EXPLOSIVE[name]
     matcher = compiled(kind, source).new_matcher()
     for byte in text.encode():
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             matcher.mask()
             matcher.accept(byte)
@@ -467,12 +467,12 @@ def test_a_grammar_that_explodes_ends_in_an_error_or_goes_on_but_never_hangs(nam
                 matcher.mask()
             assert message.isprintable()
             return
-        assert time.perf_counter() - begin < 2
+        assert time.process_time() - begin < 2
 
 
 def test_many_definitions_in_a_row_are_looked_through_at_once() -> None:
     chain: dict[str, Any] = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(290)}
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert says(
         compiled("json_schema", {"$defs": {**chain, "d290": {}}, "$ref": "#/$defs/d0"}), "1"
     )
@@ -480,7 +480,7 @@ def test_many_definitions_in_a_row_are_looked_through_at_once() -> None:
     assert says(
         compiled("json_schema", {"$defs": {**backwards, "d0": {}}, "$ref": "#/$defs/d290"}), "1"
     )
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 # ------------------------------------------------------------------------------ generated ones
@@ -686,10 +686,10 @@ def test_a_gbnf_grammar_is_followed(name: str) -> None:
 def test_rules_that_double_each_other_do_not_explode() -> None:
     rules = [f"r{i} ::= r{i + 1} r{i + 1}?" for i in range(40)]
     source = "root ::= r0\n" + "\n".join(rules) + '\nr40 ::= "a"'
-    begin = time.perf_counter()
+    begin = time.process_time()
     grammar = compiled("gbnf", source)
     assert allowed(grammar.new_matcher()) == [97]
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize(

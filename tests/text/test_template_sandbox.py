@@ -112,10 +112,10 @@ NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% BODY %}{% end
     ],
 )
 def test_rendering_ends_at_its_deadline(source: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(TemplateRefused, match="too long"):
         render(source, seconds=0.1)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_constants_are_not_computed_while_compiling() -> None:

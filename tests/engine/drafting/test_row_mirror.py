@@ -15,6 +15,7 @@ from dflash_trio.engine.sequence import Sequence, TokenView
 from tests.engine.drafting.drafted import Engine, at_random, right
 from tests.engine.drafting.scripted_provider import CheckingProvider
 from tests.engine.engine_helpers import prompt, reserve
+from tests.support.http_client import PATIENCE
 
 
 def conversation(turns: int, *, length: int = 12) -> list[Any]:
@@ -115,5 +116,5 @@ def test_a_draft_is_closed_before_the_model_on_the_worker_s_thread() -> None:
     thread = threading.Thread(target=worker.run)
     thread.start()
     worker.stop()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert closed == [("draft", thread.ident), ("model", thread.ident)]

@@ -24,6 +24,7 @@ from dflash_trio.model_loading import load_llama
 from tests.engine.drafting.scripted_provider import Always
 from tests.engine.engine_helpers import prompt
 from tests.engine.test_runner_contract import BREAD, NIGHT, SEA
+from tests.support.http_client import PATIENCE
 
 pytestmark = pytest.mark.real
 
@@ -85,7 +86,7 @@ async def answers(clients: list[EngineClient]) -> list[list[str]]:
 
 
 async def said_by(*clients: EngineClient) -> list[list[str]]:
-    with trio.fail_after(120):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             for client in clients:
                 await nursery.start(client.run)

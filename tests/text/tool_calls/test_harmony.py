@@ -162,8 +162,8 @@ def test_openais_parser_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def seconds(words: int) -> float:
         long = pushes("<|channel|>final<|message|>" + "word " * words)
-        begun = time.perf_counter()
+        begun = time.thread_time()
         listen(HarmonySplitter(controls=controls, encoding=encoding), long)
-        return time.perf_counter() - begun
+        return time.thread_time() - begun
 
     assert seconds(16_000) < 0.1 + 8 * seconds(2_000) * 3

@@ -93,9 +93,9 @@ def test_reading_takes_time_in_proportion_to_the_text(form: str, unit: str) -> N
         text = unit * (repeats // len(unit))
         best = 9.0
         for _ in range(2):
-            begun = time.perf_counter()
+            begun = time.thread_time()
             read(form, *(text[at : at + 16] for at in range(0, len(text), 16)))
-            best = min(best, time.perf_counter() - begun)
+            best = min(best, time.thread_time() - begun)
         return best
 
     small, large = seconds(4_000), seconds(32_000)

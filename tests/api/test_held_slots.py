@@ -19,7 +19,7 @@ async def test_a_slot_is_held_although_its_answer_has_long_been_made() -> None:
 
 
 async def test_an_answer_too_short_to_hold_anything_fails_the_test_that_trusts_it() -> None:
-    async with running((scripted_config("m"), scripted_load(max_ctx=64))) as server:
+    async with running((scripted_config("m"), scripted_load())) as server:
         with pytest.raises(AssertionError, match=TOO_SHORT):
-            async with server.held_slot():
+            async with server.held_slot(max_tokens=1):
                 await server.until_idle()

@@ -10,7 +10,7 @@ import trio
 
 from tests.support.http_client import PATIENCE, Exchange, connect, request
 from tests.support.running import RunningServer, running
-from tests.support.scripted import Gate, paced, scripted_config, scripted_load
+from tests.support.scripted import Gate, endless, paced, scripted_config, scripted_load
 from tests.support.speaking import ROUTES, Route
 
 EVERY_ROUTE = pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
@@ -23,7 +23,7 @@ LONG_ANSWER = 50_000
 
 def slow_load() -> Any:
     """One slot, of which a whole prompt or answer as above would not be done within the test."""
-    load = scripted_load(max_ctx=80_000, chunk=4, before_decode=paced(0.001))
+    load = scripted_load(max_ctx=80_000, chunk=4, script=endless, before_decode=paced(0.001))
     return scripted_config("m"), load
 
 
@@ -158,7 +158,7 @@ async def test_ending_the_sending_side_is_leaving_and_sending_ahead_is_not(
 async def test_who_leaves_several_answers_leaves_all_their_slots(
     route: Route, stream: bool
 ) -> None:
-    load = scripted_load(slots=3, max_ctx=60_000, before_decode=paced(0.001))
+    load = scripted_load(slots=3, max_ctx=60_000, script=endless, before_decode=paced(0.001))
     async with running((scripted_config("m"), load)) as server:
         async with contextlib.AsyncExitStack() as stack:
             exchange = await stack.enter_async_context(connect(server.port))

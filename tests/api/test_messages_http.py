@@ -10,6 +10,8 @@ import trio
 
 from tests.support.http_client import Answer, connect, request
 from tests.support.running import (
+    DIGITS,
+    ENDLESS_DIGITS,
     RunningServer,
     ServerProcess,
     running,
@@ -20,7 +22,7 @@ from tests.support.scripted import (
     PLAIN_TEMPLATE,
     Gate,
     answer,
-    paced,
+    endless_load,
     scripted_config,
     scripted_load,
 )
@@ -330,9 +332,8 @@ async def test_a_stream_without_a_token_is_pinged(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_client_that_leaves_gives_its_slot_back() -> None:
-    load = scripted_load(max_ctx=60_000, before_decode=paced(0.001))
     body = {"max_tokens": 50_000, "messages": HI, "stream": True}
-    async with running((scripted_config(), load)) as server:
+    async with running((scripted_config(), endless_load())) as server:
         async with connect(server.port) as exchange:
             await exchange.send("POST", MESSAGES, json.dumps(body).encode())
             await exchange.read_headers()
@@ -342,13 +343,12 @@ async def test_a_client_that_leaves_gives_its_slot_back() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_shutdown_that_finalizes_ends_an_answer_properly_and_says_so(stream: bool) -> None:
-    slow = {"slots": 2, "step_seconds": 0.005, "answer": "0123456789" * 30}
     answers: list[Answer] = []
-    with scripted_process(slow) as server:
+    with scripted_process({**ENDLESS_DIGITS, "slots": 2}) as server:
         await server.until_ready()
 
         async def ask() -> None:
-            answers.append(await post(server, max_tokens=1000, stream=stream))
+            answers.append(await post(server, max_tokens=50_000, stream=stream))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
@@ -371,5 +371,5 @@ async def test_a_shutdown_that_finalizes_ends_an_answer_properly_and_says_so(str
         reason, usage, text = body["stop_reason"], body["usage"], body["content"][0]["text"]
     assert reason == "max_tokens"
     assert usage["output_tokens_details"]["ended_by"] == "server_shutdown"
-    assert str(slow["answer"]).startswith(text)
+    assert DIGITS.startswith(text)
     assert usage["output_tokens"] == len(text) > 0

@@ -14,7 +14,7 @@ from dflash_trio.engine.scripted_runner import EOG
 from tests.api.responses_checks import check_response, check_stream
 from tests.api.responses_client import PATH, HoldsBack, ask, read_until, saying, with_sdk
 from tests.support.http_client import Answer, connect, request
-from tests.support.running import running, scripted_process
+from tests.support.running import ENDLESS_DIGITS, running, scripted_process
 from tests.support.scripted import scripted_config, scripted_load
 
 ODD_TEXT = "歪😀👩\u200d👩\u200d👧 é — π\u2028\u2029\x85\r\nשלום"
@@ -270,8 +270,7 @@ async def test_a_call_is_an_item_that_can_be_answered_and_carried_on() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_shutdown_that_finalizes_ends_a_response_as_a_limit_does(stream: bool) -> None:
     answers: list[Answer] = []
-    slow = {"slots": 2, "step_seconds": 0.005, "answer": "0123456789" * 100}
-    with scripted_process(slow) as server:
+    with scripted_process({**ENDLESS_DIGITS, "slots": 2}) as server:
         await server.until_ready()
 
         async def wait_for_it() -> None:

@@ -311,7 +311,7 @@ TINY += ["--min-pairs", "2", "--max-pairs", "2", "--seed", "4", "--sample-second
 @pytest.mark.real
 def test_two_servers_side_by_side(tmp_path: Path) -> None:
     out, plot = tmp_path / "bench.json", tmp_path / "bench.svg"
-    words = ["--server", scripted("fast"), "--server", scripted("slow", step_seconds=0.02), *TINY]
+    words = ["--server", scripted("fast"), "--server", scripted("slow", step_seconds=0.04), *TINY]
     result = run(*words, "--json", out, "--plot", plot, "--device-note", "a note")
     assert result.returncode == 0, result.stdout + result.stderr
     assert "a note" in result.stdout

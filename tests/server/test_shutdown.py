@@ -14,7 +14,9 @@ import trio
 from tests.support.http_client import PATIENCE, Answer, connect, request
 from tests.support.running import (
     CHAT,
+    DIGITS,
     ENDLESS,
+    ENDLESS_DIGITS,
     LONG_WINDED,
     ServerProcess,
     poll_status,
@@ -25,8 +27,7 @@ from tests.support.running import (
 from tests.support.scripted import FileGate
 
 WHOLE = "0123456789" * 30
-# As ENDLESS, with a text that one can recognize.
-BIG: dict[str, Any] = {**ENDLESS, "slots": 4, "answer": "0123456789" * 5000}
+BIG = {**ENDLESS_DIGITS, "slots": 4}
 CUT_GRACE = "dflash_trio.routing.drain.CUT_GRACE"
 NEVER = 3600.0
 """Seconds that no test waits: ``PATIENCE`` is over long before."""
@@ -111,7 +112,7 @@ async def test_finalizing_ends_an_active_answer_now_and_properly(stream: bool) -
             assert choice["finish_reason"] == "length"
             counts, text = answer.json()["usage"], choice["message"]["content"]
         assert counts["completion_tokens_details"]["ended_by"] == "server_shutdown"
-        assert str(BIG["answer"]).startswith(text)
+        assert DIGITS.startswith(text)
         assert counts["completion_tokens"] == len(text) > 0
     assert "server_shutdown" in server.log
 

@@ -220,7 +220,7 @@ async def test_sigterm_lets_a_single_slot_model_finish_its_answer_to_the_last_by
         "--prefix-cache-slots=0",
     ]
     arguments += ["--cache-type-k=q8_0", "--cache-type-v=q8_0", "--flash-attn=on"]
-    fields: dict[str, Any] = {"max_tokens": 600, "temperature": 0, "ignore_eos": True}
+    fields: dict[str, Any] = {"max_tokens": 400, "temperature": 0, "ignore_eos": True}
     with server_process(arguments) as server:
         await server.until_ready()
         golden = (await server.chat(LONG, **fields)).json()
@@ -242,7 +242,7 @@ async def test_sigterm_lets_a_single_slot_model_finish_its_answer_to_the_last_by
     events = sse_events(answer.text)
     assert answer.complete
     assert events[-1] == "[DONE]"
-    assert events[-2]["usage"]["completion_tokens"] == 600
+    assert events[-2]["usage"]["completion_tokens"] == 400
     assert events[-3]["choices"][0]["finish_reason"] == "length"
     assert streamed_text(answer.text) == golden["choices"][0]["message"]["content"]
     assert refused[0].status == 503

@@ -34,8 +34,12 @@ LONG_WINDED: dict[str, Any] = {"ignore_eos": True, "logprobs": True, "top_logpro
 
 TOO_SHORT = "the answer that should have held a slot was too short"
 
-ENDLESS: dict[str, Any] = {"step_seconds": 0.005, "max_ctx": 60_000}
+ENDLESS: dict[str, Any] = {"endless": True, "step_seconds": 0.005, "max_ctx": 60_000}
 """Of a scripted process's model: an answer of five minutes, more than any test has."""
+
+DIGITS = "0123456789" * 5000
+ENDLESS_DIGITS: dict[str, Any] = {**ENDLESS, "endless": False, "answer": DIGITS}
+"""The same, with a text that one can tell from others."""
 
 
 async def poll_status(port: int, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -93,8 +97,9 @@ class Asking:
         """A slot that certainly is taken until the end of the block, however fast the engine is.
 
         What keeps it is a stream that nobody reads: its answer runs on to the end of the context,
-        and is longer than what the kernels on the way take. So this needs a context of about 600
-        tokens (asked for at the end), and a server that cuts clients who read nothing late.
+        and a slot is free once the client's side has taken all of it. That side takes some
+        kilobytes, so this needs a context of some tens of tokens, which is looked at in the end,
+        and a server that cuts clients who read nothing late.
         """
         fields = {**LONG_WINDED, **fields}
         async with self.streaming(content, receive_buffer=4096, **fields) as exchange:

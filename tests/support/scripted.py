@@ -102,6 +102,12 @@ def paced(seconds: float) -> Callable[[Sequence[BatchSlice]], None]:
     return lambda _: time.sleep(seconds)
 
 
+def endless(_: bytes, length: int) -> int:
+    """A script that goes on and on. Without one, a sampled answer ends after some hundred tokens
+    where a route takes no ``ignore_eos``."""
+    return ord("a") + length % 26
+
+
 def endless_load(gate: Gate | None = None, **fields: Any) -> Load:
     """An engine whose answers nobody sees the end of: minutes, however fast the machine is.
 
@@ -113,7 +119,7 @@ def endless_load(gate: Gate | None = None, **fields: Any) -> Load:
             gate(batch)
         time.sleep(0.002)
 
-    return scripted_load(max_ctx=100_000, before_decode=step, **fields)
+    return scripted_load(max_ctx=100_000, script=endless, before_decode=step, **fields)
 
 
 def answer(text: str) -> Script:

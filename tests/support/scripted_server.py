@@ -25,7 +25,7 @@ from dflash_trio.engine.model_runner import BatchSlice
 from dflash_trio.engine.worker import Load
 from dflash_trio.log_setup import set_up_logging
 from dflash_trio.server import serve
-from tests.support.scripted import FileGate, answer, scripted_config, scripted_load
+from tests.support.scripted import FileGate, answer, endless, scripted_config, scripted_load
 
 MODEL_FIELDS = {
     "name": "scripted",
@@ -34,6 +34,7 @@ MODEL_FIELDS = {
     "pool": None,
     "step_seconds": 0.0,
     "answer": None,
+    "endless": False,
     "load_seconds": 0.0,
     "on_sigterm": None,
     "gate": None,
@@ -52,6 +53,7 @@ def build(fields: dict[str, Any]) -> tuple[ModelConfig, Load]:
         if model["load_gate"]:
             FileGate(model["load_gate"]).wait()
 
+    said = answer(model["answer"]) if model["answer"] is not None else None
     gate = FileGate(model["gate"][0], position=model["gate"][1]) if model["gate"] else None
 
     def step(batch: Sequence[BatchSlice]) -> None:
@@ -64,7 +66,7 @@ def build(fields: dict[str, Any]) -> tuple[ModelConfig, Load]:
         slots=model["slots"],
         max_ctx=model["max_ctx"],
         pool=model["pool"],
-        script=answer(model["answer"]) if model["answer"] is not None else None,
+        script=endless if model["endless"] else said,
         before_decode=step,
         on_runner=wait,
     )

@@ -96,12 +96,13 @@ class Asking:
     async def held_slot(self, content: str = "hold", **fields: Any) -> AsyncIterator[Exchange]:
         """A slot that certainly is taken until the end of the block, however fast the engine is.
 
-        What keeps it is a stream that nobody reads: its answer runs on to the end of the context,
-        and a slot is free once the client's side has taken all of it. That side takes some
-        kilobytes, so this needs a context of some tens of tokens, which is looked at in the end,
-        and a server that cuts clients who read nothing late.
+        What keeps it is a stream that nobody reads: a slot is free once the client's side has taken
+        all of its answer, and that side takes some kilobytes of more than a hundred. It needs room
+        for a hundred tokens, which is looked at in the end, and a server that cuts clients who read
+        nothing late. It decodes for as long as those take; for an answer that certainly is being
+        made there are ``streaming`` and an engine without end.
         """
-        fields = {**LONG_WINDED, **fields}
+        fields = {**LONG_WINDED, "max_tokens": 100, **fields}
         async with self.streaming(content, receive_buffer=4096, **fields) as exchange:
             yield exchange
             if not (exchange.ended or exchange.cut):

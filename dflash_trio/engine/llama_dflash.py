@@ -209,10 +209,7 @@ class DFlashProvider:
         logits = self._context.logits(count)
         ranked = []
         for begin in range(0, count, block):
-            places = [
-                top_tokens(logits[at], ALTERNATIVES)
-                for at in range(begin + self._skipped, begin + block)
-            ]
+            places = top_tokens(logits[begin + self._skipped : begin + block], ALTERNATIVES)
             ranked.append(Ranking([tokens for tokens, _ in places], [[ps] for _, ps in places]))
         return ranked
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 # Before numpy, for the reason given in llama_runner.
@@ -126,12 +127,13 @@ class LlamaBatch:
         """Positions and ids of a tree's tokens, from row ``at`` on."""
         assert item.parents is not None
         end = at + len(item.tokens)
-        self._pos[at:end] = item.position + np.array(depths_of(item.parents), dtype=np.int32)
-        counts = np.array([len(each) for each in ids], dtype=np.int32)
+        self._pos[at:end] = [item.position + depth for depth in depths_of(item.parents)]
+        counts = [len(each) for each in ids]
         flat = np.array([seq_id for each in ids for seq_id in each], dtype=np.int32)
-        firsts = (np.cumsum(counts) - counts).astype(np.uint64)
+        address = flat.ctypes.data
         self._ids[at:end] = counts
-        self._seq_pointers[at:end] = flat.ctypes.data + firsts * flat.itemsize
+        firsts = accumulate(counts[:-1], initial=0)
+        self._seq_pointers[at:end] = [address + flat.itemsize * first for first in firsts]
         self._trees.append((at, end, flat))
 
     def _fill_outputs(self, first: int, count: int, end: int, place: int) -> None:
@@ -160,12 +162,3 @@ class LlamaBatch:
 def batch_order(slices: Sequence[BatchSlice]) -> list[int]:
     """The slices' indexes in the order in which their tokens lie in a batch."""
     return sorted(range(len(slices)), key=lambda index: slices[index].seq_id)
-
-
-def batch_rows(slices: Sequence[BatchSlice]) -> list[int]:
-    """For each slice, its first token's row in a batch."""
-    rows, at = [0] * len(slices), 0
-    for index in batch_order(slices):
-        rows[index] = at
-        at += len(slices[index].tokens)
-    return rows

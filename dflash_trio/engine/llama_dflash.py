@@ -28,7 +28,6 @@ from attrs import define
 from .context_size import MOST_PENDING_BYTES, draft_batch
 from .drafting.draft_tree import Ranking
 from .drafting.provider import Wanted
-from .llama_batch import batch_rows
 from .llama_draft_abi import (
     LayerInputs,
     keep_lattice,
@@ -75,15 +74,15 @@ class DFlashProvider:
         *,
         on_progress: Callable[[float], None] = lambda _fraction: None,
         stopped: threading.Event | None = None,
+        batch_rows: Callable[[Sequence[BatchSlice]], list[int]],
         steady_shapes: bool | None = None,
-        batch_rows: Callable[[Sequence[BatchSlice]], list[int]] = batch_rows,
     ) -> None:
         """``target``: the native context of the model. Loads; raises as DraftContext does.
 
         ``steady_shapes``: inject batches of one size, with rows in vain; by default on a GPU. A
         CUDA graph is replayed for batches of one size and captured anew for another, which takes
         longer than those rows. ``batch_rows``: of each slice of the target's last batch, its first
-        token's row, where that has more in it than these slices.
+        token's row.
         """
         self._batch_rows = batch_rows
         self._context = DraftContext(
@@ -123,6 +122,10 @@ class DFlashProvider:
         values = self._inputs.row_values
         dimensions = llama.llama_model_rope_type(model) == llama.LLAMA_ROPE_TYPE_MROPE
         self._batch = DraftBatch(capacity, values, sections=4 if dimensions else 1)
+        # Of blocks, which mostly are as they were but for the last tokens and where they stand.
+        self._blocks = DraftBatch(capacity)
+        self._blocks_shape: tuple[int, list[int]] = (0, [])
+        """Tokens of each, and their rows."""
         self._rows = [_Row(PendingRows(values)) for _ in range(slots)]
         self._steps_unasked = 0
 
@@ -180,16 +183,19 @@ class DFlashProvider:
         self, wanted: Sequence[Wanted], block: int, read: Callable[[int, int], list[T]]
     ) -> list[T]:
         """Empty: there are no cells for the blocks."""
-        batch, count = self._batch, len(wanted) * block
-        tokens = batch.tokens[:count].reshape(-1, block)
-        tokens[:] = self._mask
-        tokens[:, 0] = [each.tokens[-1] for each in wanted]
-        starts = np.array([len(each.tokens) - 1 for each in wanted], dtype=np.int32)
-        batch.positions[:count].reshape(-1, block)[:] = starts[:, None] + np.arange(block)
-        batch.rows[:count].reshape(-1, block)[:] = np.array([w.row for w in wanted])[:, None]
-        # All or none: of a graph that computes logits for every token, llama.cpp copies as many
-        # rows as there are outputs, from the first one on.
-        batch.outputs[:count] = 0 if self._candidates else 1
+        batch, count = self._blocks, len(wanted) * block
+        shape = block, [each.row for each in wanted]
+        if shape != self._blocks_shape:
+            self._blocks_shape = shape
+            batch.tokens[:count] = self._mask
+            batch.rows[:count] = np.repeat(shape[1], block)
+            # All or none: of a graph that computes logits for every token, llama.cpp copies as many
+            # rows as there are outputs, from the first one on.
+            batch.outputs[:count] = 0 if self._candidates else 1
+        for at, each in zip(range(0, count, block), wanted, strict=True):
+            start = len(each.tokens) - 1
+            batch.tokens[at] = each.tokens[start]
+            batch.positions[at : at + block] = range(start, start + block)
         found = read(count, block) if self._context.decode(batch.of_tokens(count)) else []
         self._forget_after(wanted)
         return found

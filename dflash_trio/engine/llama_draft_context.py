@@ -21,6 +21,7 @@ from ..config import DevicePlacement, FlashAttention
 from .context_size import ContextSize
 from .draft_file import DraftFile
 from .llama_abi import llama_errors, native_flag_reader
+from .llama_memory import get_logits, seq_cp, seq_rm
 from .llama_model_params import FLASH_ATTENTION, ModelParams, find_devices
 from .model_runner import EngineError, LoadingStopped, ModelLoadError
 
@@ -60,6 +61,8 @@ class DraftContext:
         self.model: Any = None
         self.native: Any = None
         self._abort_flag = ctypes.create_string_buffer(b"\0\0", 2)
+        self._logits: Any = None
+        self._logits_memory: tuple[int, int] | None = None
         self.on_cpu = all(device.is_cpu for device in spec.devices)
         params = ModelParams(mmap=spec.mmap, mlock=False)
         params.place(find_devices(spec.devices), gpu_layers=None)
@@ -163,23 +166,30 @@ class DraftContext:
 
     def logits(self, outputs: int) -> Any:
         """float32[outputs, vocabulary] of the last batch, valid until the next one. Waits."""
-        pointer = llama.llama_get_logits(self.native)
-        if not pointer:
+        llama.llama_synchronize(self.native)
+        address = get_logits(self.native)
+        if not address:
             raise EngineError("the draft has no logits")
-        return np.ctypeslib.as_array(pointer, shape=(outputs, self.vocabulary_size))
+        # Mostly the same memory as last time: making an array costs more than a search in it.
+        if (address, outputs) != self._logits_memory:
+            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
+            shape = (outputs, self.vocabulary_size)
+            self._logits = np.ctypeslib.as_array(pointer, shape=shape)
+            self._logits_memory = (address, outputs)
+        return self._logits
 
     def rewind(self, row: int, length: int) -> None:
         """Drop a row's cells from position ``length`` on."""
-        if not llama.llama_memory_seq_rm(self.memory, row, length, -1):
+        if not seq_rm(self.memory, row, length, -1):
             raise EngineError(f"the draft's cache refused to rewind row {row} to {length}")
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give row ``target``, which is empty, the first ``length`` positions of ``source``."""
         if self.shares_cells:
-            llama.llama_memory_seq_cp(self.memory, source, target, 0, length)
+            seq_cp(self.memory, source, target, 0, length)
             return
         # As in the runner: of a part, a partitioned cache would end the process.
-        llama.llama_memory_seq_cp(self.memory, source, target, -1, -1)
+        seq_cp(self.memory, source, target, -1, -1)
         self.rewind(target, length)
 
     def close(self) -> None:

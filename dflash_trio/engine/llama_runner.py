@@ -26,7 +26,6 @@ from .context_size import context_size, microbatch, size_warnings
 from .host_memory import new_bytes
 from .llama_abi import (
     BackendDevice,
-    bind_quick,
     library_identity,
     llama_errors,
     native_flag_reader,
@@ -35,6 +34,7 @@ from .llama_abi import (
 from .llama_batch import LlamaBatch
 from .llama_fillers import fillers
 from .llama_logprobs import token_logprob
+from .llama_memory import get_logits, seq_cp, seq_pos_max, seq_rm
 from .llama_model_params import CACHE_TYPES, FLASH_ATTENTION, ModelParams, find_devices
 from .llama_sampler import ChainSampler, GreedySampler, SamplingThreads
 from .llama_tree import TreePaths
@@ -353,7 +353,7 @@ class LlamaRunner:
     def _all_logits(self) -> Any:
         """float32[outputs, vocab] of the last batch, in its order."""
         if self._logits is None:
-            address, outputs = _get_logits(self.context), self._batch.outputs
+            address, outputs = get_logits(self.context), self._batch.outputs
             if not address or not outputs:
                 raise EngineError("no logits")
             # Mostly the same memory as last time: making an array costs more than a search in it.
@@ -370,10 +370,10 @@ class LlamaRunner:
 
     def copy(self, source: int, target: int, length: int) -> None:
         if self.shares_cells:
-            llama.llama_memory_seq_cp(self._memory, source, target, 0, length)
+            seq_cp(self._memory, source, target, 0, length)
             return
         # The whole sequence: of a part, a partitioned cache would end the process.
-        llama.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        seq_cp(self._memory, source, target, -1, -1)
         self.rewind(target, length)
 
     @property
@@ -405,7 +405,7 @@ class LlamaRunner:
         return begin <= max(0, length - self._window)
 
     def sequence_length(self, seq_id: int) -> int:
-        return int(llama.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+        return int(seq_pos_max(self._memory, seq_id)) + 1
 
     @property
     def tree_paths(self) -> int:
@@ -423,7 +423,7 @@ class LlamaRunner:
 
     def rewind(self, seq_id: int, length: int) -> None:
         self._trees.rewind(seq_id, length)
-        if not llama.llama_memory_seq_rm(self._memory, seq_id, length, -1):
+        if not seq_rm(self._memory, seq_id, length, -1):
             raise EngineError(f"the KV cache refused to rewind sequence {seq_id} to {length}")
 
     def abort(self) -> None:
@@ -443,7 +443,3 @@ class LlamaRunner:
         if self._model is not None:
             llama.llama_model_free(self._model)
             self._model = None
-
-
-# After the step has been waited for, it only hands out a pointer.
-_get_logits = bind_quick("llama_get_logits", ctypes.c_void_p, ctypes.c_void_p)

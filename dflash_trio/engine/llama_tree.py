@@ -11,6 +11,11 @@ Putting an id on a prefix of thousands of cells takes as long as a step of a sma
 step, and follow it by what is new; they go when the row is cut back or somebody else needs them.
 No cell is used by that.
 
+llama.cpp computes a step with the graph of the one before where both are of one shape, and the
+number of sequences in the batch is part of that: otherwise it builds a graph anew, which takes
+some tenths of a millisecond. So a batch has as many ids as one of its size ever had. Those that no
+path needs are on a root: nothing of what it sees depends on them, and nothing is to be undone.
+
 llama.cpp wants of ids that meet in a token that they hold the same positions before the batch.
 """
 
@@ -19,11 +24,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import llama_cpp.llama_cpp as llama
 from attrs import define, field, frozen
 
+from .llama_memory import seq_cp, seq_pos_max, seq_rm
 from .model_runner import BatchSlice, EngineError
 from .token_tree import check_path, paths_of
+
+MOST_SHAPES = 1024
 
 
 @define
@@ -45,7 +52,7 @@ class _Tree:
     through: list[list[int]]
     """Of each token: the paths through it."""
     paths: list[_Path]
-    """Path 1, 2, ..."""
+    """Path 1, 2, ... The last of them may have nothing but the root."""
 
 
 @define
@@ -63,12 +70,13 @@ class TreePaths:
         self._ids = range(slots, slots + count)
         self._free = list(reversed(self._ids))
         self._rows: dict[int, _Row] = {}
+        # By the number of slices and of tokens: the most ids beside the rows' own in a batch.
+        self._most: dict[tuple[int, int], int] = {}
         self._memory = memory
 
     @property
     def held(self) -> int:
         """Ids that are on cells. 0 where nobody decodes."""
-        seq_pos_max = llama.llama_memory_seq_pos_max
         stray = [seq_id for seq_id in self._free if seq_pos_max(self._memory, seq_id) >= 0]
         return len(self._ids) - len(self._free) + len(stray)
 
@@ -85,6 +93,8 @@ class TreePaths:
                 trees.append((index, item, _through(item, item.parents)))
         wanted = {item.seq_id: len(through[0]) - 1 for _, item, through in trees}
         self._make_room(wanted)
+        if trees:
+            self._make_steady(batch, wanted, trees[0])
         ids = {}
         for index, item, through in trees:
             row = self._rows.setdefault(item.seq_id, _Row())
@@ -117,6 +127,26 @@ class TreePaths:
             for _ in range(count):
                 row.paths.append(_Path(self._free.pop()))
 
+    def _make_steady(
+        self,
+        batch: Sequence[BatchSlice],
+        wanted: dict[int, int],
+        tree: tuple[int, BatchSlice, list[list[int]]],
+    ) -> None:
+        """Let more paths go through the root of one tree, as far as nobody else has them."""
+        _, item, through = tree
+        shape = len(batch), sum(len(each.tokens) for each in batch)
+        needed = sum(wanted.values())
+        if len(self._most) >= MOST_SHAPES:
+            self._most.clear()
+        most = self._most[shape] = max(needed, self._most.get(shape, 0))
+        row, own = self._rows[item.seq_id], wanted[item.seq_id]
+        more = min(most - needed, len(row.paths) - own + len(self._free))
+        while len(row.paths) < own + more:
+            row.paths.append(_Path(self._free.pop()))
+        through[0] += range(own + 1, own + 1 + more)
+        wanted[item.seq_id] = own + more
+
     def failed(self, *, partly: bool) -> None:
         """The batch was not computed. ``partly``: some of its cells may be in use."""
         for row in self._rows.values():
@@ -137,14 +167,17 @@ class TreePaths:
             raise EngineError(str(error)) from None
         row.tree = None
         end = tree.position + len(path)
-        own = _common(tree, path, 0)
-        self._remove(seq_id, tree.position + own)
+        whole, common = _lengths(tree, range(len(tree.parents))), _lengths(tree, path)
+        own = common[0]
+        if own < whole[0]:
+            self._remove(seq_id, tree.position + own)
         if own < len(path):
             number = tree.through[path[-1]][0]
             self._copy(tree.paths[number - 1].seq_id, seq_id, tree.position + own, end)
         for number, each in enumerate(tree.paths, 1):
-            each.length = tree.position + _common(tree, path, number)
-            self._remove(each.seq_id, each.length)
+            each.length = tree.position + common[number]
+            if common[number] < whole[number]:
+                self._remove(each.seq_id, each.length)
 
     # ----------------------------------------------------------------------------- between steps
 
@@ -177,10 +210,10 @@ class TreePaths:
             self._free.append(path.seq_id)
 
     def _copy(self, source: int, target: int, begin: int, end: int) -> None:
-        llama.llama_memory_seq_cp(self._memory, source, target, begin, end)
+        seq_cp(self._memory, source, target, begin, end)
 
     def _remove(self, seq_id: int, begin: int) -> None:
-        if not llama.llama_memory_seq_rm(self._memory, seq_id, begin, -1):
+        if not seq_rm(self._memory, seq_id, begin, -1):
             raise EngineError(f"the KV cache refused to rewind sequence {seq_id} to {begin}")
 
 
@@ -193,6 +226,10 @@ def _through(item: BatchSlice, parents: Sequence[int]) -> list[list[int]]:
         raise EngineError(str(error)) from None
 
 
-def _common(tree: _Tree, path: Sequence[int], number: int) -> int:
-    """How many of the first tokens of ``path`` are on path ``number``."""
-    return sum(number in tree.through[place] for place in path)
+def _lengths(tree: _Tree, places: Sequence[int]) -> list[int]:
+    """Of each path: how many of the tokens at ``places`` are on it."""
+    counts = [0] * (len(tree.paths) + 1)
+    for place in places:
+        for number in tree.through[place]:
+            counts[number] += 1
+    return counts

@@ -138,8 +138,8 @@ def house(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
         )
 
     drafts: dict[str, DraftProvider] = {
-        "untrained": DFlashProvider(runner.context, spec(untrained)),
-        "trained": DFlashProvider(runner.context, spec(TRAINED)),
+        "untrained": DFlashProvider(runner.context, spec(untrained), batch_rows=runner.batch_rows),
+        "trained": DFlashProvider(runner.context, spec(TRAINED), batch_rows=runner.batch_rows),
         "itself": DraftModelProvider(spec(smollm2), vocabulary_size=runner.vocabulary.size),
     }
     yield House(runner, drafts)

@@ -152,7 +152,9 @@ def make(runner: LlamaRunner, target: Path, drafts: dict[str, Path]) -> Iterator
         spec = DraftSpec(file, CPU, context, chunk=CHUNK, threads=1)
         provider: DraftProvider
         if file.is_block_draft:
-            provider = DFlashProvider(runner.context, spec, steady_shapes=steady)
+            provider = DFlashProvider(
+                runner.context, spec, batch_rows=runner.batch_rows, steady_shapes=steady
+            )
         else:
             provider = DraftModelProvider(spec, vocabulary_size=runner.vocabulary.size)
         assert provider.kind == file.kind

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import llama_cpp.llama_cpp as llama  # before numpy
 import numpy as np
 import pytest
 
@@ -161,7 +162,7 @@ def house(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
             chunk=CHUNK,
             threads=1,
         )
-        drafts[name] = DFlashProvider(runner.context, spec)
+        drafts[name] = DFlashProvider(runner.context, spec, batch_rows=runner.batch_rows)
     yield House(runner, drafts)
     for draft in drafts.values():
         draft.close()
@@ -360,3 +361,33 @@ def test_slots_that_leave_no_branches_are_told_at_the_start(
     loaded.drafts.close()
     loaded.runner.close()
     assert any("guesses are chains" in line for line in loaded.warnings) == warned
+
+
+def test_trees_of_one_size_are_computed_with_one_graph_however_many_leaves_they_have(
+    house: House,
+) -> None:
+    runner = house.runner
+    tokens = tuple(runner.vocabulary.tokenize(SEA))
+    runner.decode([BatchSlice(0, 0, tokens, 1)])
+    position = len(tokens)
+    trees = [(-1, 0, 1, 2, 3), (-1, 0, 0, 0, 0), (-1, 0, 0, 1, 2), (-1, 0, 1, 1, 1)]
+
+    def graphs_used_again() -> int:
+        return int(llama.llama_perf_context(runner.context).n_reused)
+
+    def step(parents: tuple[int, ...]) -> list[int]:
+        nonlocal position
+        runner.decode([BatchSlice(0, position, tokens[: len(parents)], len(parents), parents)])
+        said = [runner.likeliest(output) for output in range(len(parents))]
+        runner.keep_path(0, [0])
+        runner.rewind(0, position)
+        return said
+
+    # The widest settles how many sequences a batch of this size has.
+    said = [step(parents) for parents in trees for _ in range(2)]
+    before = graphs_used_again()
+    again = [step(parents) for parents in trees for _ in range(2)]
+    assert graphs_used_again() == before + len(again)
+    assert again == said
+    runner.rewind(0, 0)
+    assert runner.paths_held == 0

@@ -150,6 +150,7 @@ class EngineWorker:
         self._runner: ModelRunner | None = None
         self._store: PrefixStore | None = None
         self._drafts: DraftProvider | None = None
+        self._drafter: Drafter | None = None
         self._store_deadline: float | None = None
         self.statistics = EngineStatistics()
         """Published whole after each step; read from any thread."""
@@ -157,10 +158,11 @@ class EngineWorker:
         """Whether a step or the draft is under way, and for how long it may be; read from any
         thread."""
         self._meter = StepMeter()
-        # Guards the pair below, held for bookkeeping only: an abort must never hit a batch that
+        # Guards the four below, held for bookkeeping only: an abort must never hit a batch that
         # somebody else has a share in, so "who is in the batch" and the abort itself go together.
         self._batch_lock = threading.Lock()
         self._in_batch: frozenset[int] = frozenset()
+        self._draft_works = False
         self._cancelled: set[int] = set()
         self._everybody_ends = False
         # Everybody is paused, and the cells they wait for are with requests that are not in the
@@ -208,7 +210,7 @@ class EngineWorker:
         """Cut short what is under way for those of :attr:`_in_batch`, whichever of both it is."""
         if self._runner is not None:
             self._runner.abort()
-        if self._drafts is not None:
+        if self._drafts is not None and self._draft_works:
             self._drafts.abort()
 
     # ------------------------------------------------------------------- the thread itself
@@ -268,6 +270,7 @@ class EngineWorker:
                 self._in_batch = frozenset()
         if self._stop_loading.is_set():
             raise LoadingStopped
+        self._drafter = self._make_drafter(model)
         scheduler = Scheduler(
             runner,
             model.ledger,
@@ -275,7 +278,7 @@ class EngineWorker:
             prefixes=model.prefixes,
             prompts=model.prompts,
             store=model.store,
-            drafter=self._drafter(model),
+            drafter=self._drafter,
             on_batch=self._on_batch,
             on_launch=lambda: self._publish(scheduler),
         )
@@ -330,8 +333,9 @@ class EngineWorker:
             block = False
             match message:
                 case _Submit(generation_id, prepared, hold):
-                    if isinstance(self._drafts, LazyDraft):
-                        self._drafts.wake()
+                    if isinstance(self._drafts, LazyDraft) and self._drafts.wake():
+                        assert self._drafter is not None
+                        self._drafter.begin_anew()
                     scheduler.add(Sequence(generation_id, prepared, hold))
                 case _Cancel(generation_id):
                     scheduler.cancel(generation_id)
@@ -365,15 +369,17 @@ class EngineWorker:
     def _on_drafting(self, generations: frozenset[int] | None) -> None:
         """As :meth:`_on_batch`, for the draft."""
         with self._batch_lock:
-            if generations is not None and self._drafts is not None:
+            if self._drafts is not None:
+                # When it is done, too: what it does between steps is for whoever comes next.
                 self._drafts.rearm()
+            self._draft_works = generations is not None
             self._in_batch = generations or frozenset()
         if generations is None:
             self.clock.end()
         else:
             self.clock.begin_draft()
 
-    def _drafter(self, model: LoadedModel) -> Drafter | None:
+    def _make_drafter(self, model: LoadedModel) -> Drafter | None:
         if model.drafts is None:
             return None
         longest, budget = model.drafts.longest, model.tree_budget

@@ -329,6 +329,31 @@ def test_a_lazy_draft_is_loaded_before_the_first_prompt_is_computed_and_closed_a
     assert draft.closed
 
 
+def test_a_draft_that_is_loaded_anew_does_not_go_on_with_the_nap_of_the_one_before() -> None:
+    made: list[CheckingProvider] = []
+
+    def load_draft() -> CheckingProvider:
+        made.append(CheckingProvider(lambda tokens, limit: [7] * limit))
+        return made[-1]
+
+    lazy = LazyDraft(load_draft, kind="scripted", longest=8, idle_seconds=0.0)
+    load = scripted_load(slots=2)
+
+    def with_draft(*arguments) -> LoadedModel:  # type: ignore[no-untyped-def]
+        return evolve(load(*arguments), drafts=lazy, verify_limit=20)
+
+    with running(with_draft) as thread:
+        thread.until_ready()
+        for generation in (1, 2):
+            drafter = thread.worker._drafter
+            assert drafter is not None
+            drafter._naps.asleep = True
+            thread.submit(generation, prompt("abc", 5))
+            thread.until_retired(generation)
+    assert len(made) == 2
+    assert all(draft.observed for draft in made)
+
+
 def test_cancelling_what_is_over_leaves_no_trace() -> None:
     with running(scripted_load()) as thread:
         thread.until_ready()

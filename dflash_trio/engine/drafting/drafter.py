@@ -91,6 +91,10 @@ class Drafter:
         """For a sequence that begins; ``tokens`` is all of it, as it grows."""
         return DraftRecord(tokens, self._controller.new_acceptance())
 
+    def begin_anew(self) -> None:
+        """The provider was loaded again: it is looked at, whatever was known of the one before."""
+        self._naps = Naps()
+
     # ----------------------------------------------------------------------------- one step
 
     def choose(self, records: Sequence[DraftRecord | None]) -> int:

@@ -47,11 +47,11 @@ class LazyDraft:
     def loaded(self) -> bool:
         return self._provider is not None
 
-    def wake(self) -> None:
-        """Somebody is about to need it."""
+    def wake(self) -> bool:
+        """Somebody is about to need it. True: it was loaded for that."""
         self._used_at = self._clock()
         if self._provider is not None or self._given_up:
-            return
+            return False
         log.info("loading the draft, which was not needed until now")
         try:
             self._provider = self._load()
@@ -64,6 +64,7 @@ class LazyDraft:
             # Whatever is wrong with a draft, its model serves without it.
             self._given_up = True
             log.exception("there will be no drafts")
+        return self._provider is not None
 
     def rest(self) -> float | None:
         """Nobody is here: free it if that has been so for long enough. Otherwise the seconds until

@@ -99,6 +99,23 @@ def test_who_cancels_while_guesses_are_made_waits_for_neither_them_nor_the_step(
         assert draft.stopped.is_set()
         assert len(steps) <= before + 1
         assert thread.stories[1].finished.usage.completion_tokens == before
+        # What it does for others between steps, as for copied rows, is not to be given up.
+        assert not draft.aborted
+
+
+def test_who_cancels_while_the_model_computes_leaves_the_draft_as_it_is() -> None:
+    gate = Gate()
+    draft = CheckingProvider(lambda _tokens, limit: [7] * limit)
+    with running(scripted_load(drafts=lambda: draft, before_decode=gate)) as thread:
+        thread.until_ready()
+        gate.close()
+        gate.reached.clear()
+        thread.submit(1, prompt("abc", 99))
+        assert gate.reached.wait(WAIT)
+        thread.worker.cancel(1)
+        assert not draft.aborted
+        gate.open()
+        thread.until_retired(1)
 
 
 def test_guesses_that_somebody_else_waits_for_are_not_cut_short() -> None:

@@ -31,6 +31,7 @@ from .model_runner import BatchSlice, EngineError
 from .token_tree import check_path, paths_of
 
 MOST_SHAPES = 1024
+"""Of batches, that are remembered at a time."""
 
 
 @define

@@ -10,9 +10,15 @@ What is not tried is not known, and a try that fails costs time. So tries are pa
 in seconds gets ``ALLOWANCE`` of all decoding time, and each step with guesses adds what it gained
 against plain steps, or takes what it lost. A try needs its worst case on the account. Two tries
 are free, before anything is known. Tries that fail become rarer, those that succeed are followed
-up at once, and a new sequence is worth an early try. One that seems to cost more than the account
-holds is saved up for: what asking costs is known from asking only, and may have been measured at a
-bad moment.
+up at once, and a new sequence is worth an early try. The first ones are of a single guess, which
+tells the most for the least; but where guessing costs the same however many are asked for, and
+verifying hardly more, one never pays and seven do: so as many as there are have their turn where
+they might pay, if they took no longer than what was verified until then. One that seems to cost
+more than the account holds is saved up for: what asking costs is known from asking only, and may
+have been measured at a bad moment.
+
+Plain steps behind one with guesses may take longer. Of guesses that go on for long each pays for a
+share of that; the account, which is told of it whole, ends what begins again and again.
 
 A draft that has not seen a prompt catches up first. That is no try, and says nothing of what a
 guess costs; it is a debt, which is paid off by what guesses gain, or else by the allowance. One
@@ -27,7 +33,7 @@ from collections.abc import Sequence
 
 from .acceptance import Acceptance
 from .costs import CostTable
-from .step_costs import StepCosts
+from .step_costs import FIRST_REFERENCE, StepCosts
 
 ALLOWANCE = 0.01
 """The share of decoding time that tries may cost."""
@@ -67,7 +73,7 @@ class DraftController:
         # Of guessing, by the tokens asked for; by the octave of the number of sequences.
         self._draft_costs: dict[int, CostTable] = {}
         self._new_acceptance = acceptance
-        self._acceptance = acceptance(longest, fading=0.97, weight=3.0)
+        self._acceptance = acceptance(longest, fading=0.98, weight=3.0)
         self._supply = 1.0
         """The share of sequences that a guess is known for when asked."""
         self._supplied: float | None = None
@@ -86,6 +92,7 @@ class DraftController:
         self._wait = 0
         self._on = False
         self._trying = False
+        self._nobody = self.new_acceptance()
 
     def new_acceptance(self) -> Acceptance:
         """For a sequence that begins."""
@@ -159,17 +166,19 @@ class DraftController:
             self._on = True
             return best
         self._on = False
-        # One guess each tells whether more are worth it, for the least.
-        asking = self._draft_cost(count, 1) if lengths is None else 0.0
+        # One guess each tells whether more are worth it, for the least; but not where the first
+        # one costs more than those behind it.
+        tried = len(counts) if not self._free and self._could_pay(counts, count) else 1
+        asking = self._draft_cost(count, tried) if lengths is None else 0.0
         costs = self._step_costs
-        worst = asking + costs.of_step(count, counts[:1]) - costs.estimate(count)
+        worst = asking + costs.of_step(count, counts[:tried]) - costs.estimate(count)
         worst = min(worst, MOST_AT_ONCE * self._step_costs.estimate(count))
         if not best or not (self._free or self._catching_up or self._account >= worst):
             self._dearest = worst if best else 0.0
             self._wait = FIRST_PAUSE
             return 0
         self._trying = True
-        return 1
+        return tried
 
     def _best(
         self,
@@ -198,7 +207,7 @@ class DraftController:
             if size > self._limit:
                 break
             committed += supply * more
-            seconds = self._step_costs.of_step(count, counts[: at + 1])
+            seconds = self._step_costs.of_step(count, counts[: at + 1], in_a_row=FIRST_REFERENCE)
             if lengths is None:
                 if counts[0] == count:
                     # Sometimes there is nothing to verify all the same.
@@ -208,6 +217,16 @@ class DraftController:
             if faster > gain:
                 best, gain = at + 1, faster
         return best, gain
+
+    def _could_pay(self, counts: Sequence[int], count: int) -> bool:
+        """All guesses, if they took no longer than the most that were ever verified, and a sequence
+        of which nothing is known yet had them."""
+        reached = self._nobody.reach(self._acceptance.chances(len(counts)))
+        committed = count + sum(n * chance for n, chance in zip(counts, reached, strict=True))
+        costs = self._step_costs
+        seconds = costs.of_step(count, counts, boldly=True, in_a_row=FIRST_REFERENCE)
+        seconds += self._draft_cost(count, len(counts))
+        return committed / count * costs.estimate(count) > seconds
 
     def _draft_cost(self, count: int, tokens: int) -> float:
         """Seconds that asking for so many takes."""

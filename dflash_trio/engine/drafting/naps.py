@@ -15,7 +15,7 @@ AWAKE = 512
 LEAST_USED = 0.03
 """Of these steps, the share with guesses that were expected to pay. Tries are none: cheap ones come
 to more."""
-DEAR = 0.02
+DEAR = 0.01
 """Of a step: looking that takes less is not worth a nap."""
 FIRST_NAP, LONGEST_NAP = 1024, 8192
 """Steps. The longest is ten seconds of a model that takes a millisecond."""

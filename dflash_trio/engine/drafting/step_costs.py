@@ -39,13 +39,16 @@ class StepCosts(CostTable):
         self._since_plain = 0
         self._reference = FIRST_REFERENCE
 
-    def of_step(self, count: int, counts: Sequence[int], *, boldly: bool = False) -> float:
+    def of_step(
+        self, count: int, counts: Sequence[int], *, boldly: bool = False, in_a_row: int = 1
+    ) -> float:
         """Seconds of a step of ``count`` sequences, of which so many have a first guess, a second,
-        ..., with what plain ones behind it take longer. ``boldly``: what is larger than anything
-        measured takes as long as the largest."""
+        ..., with what plain ones behind it take longer, where so many steps with guesses are to
+        come ``in_a_row``. ``boldly``: what is larger than anything measured takes as long as the
+        largest."""
         most = self.largest if boldly else 1 << 30
         seconds = sum(self.estimate(min(size, most)) for size in self._passes(count, counts))
-        return seconds + self.switching(count)
+        return seconds + self.switching(count) / in_a_row
 
     def switching(self, count: int) -> float:
         """Seconds that the plain steps of ``count`` sequences behind one with guesses take longer

@@ -4,8 +4,8 @@
 in turns, with more and less of it watched: two processes that are alike differ by more than what is
 measured here. Compared is the CPU time of the whole process (its threads included), which the
 kernel counts in nanoseconds. A short and a long answer tell apart what a request costs and what a
-token does. The model costs next to nothing; with ``--model FILE`` a real one's CPU time for a token
-is taken too, to set it against.
+token does. The model costs next to nothing; with ``--model FILE`` a server of a real one takes
+turns, without any of it and with metrics and log lines, pair by pair.
 
 ``off``: meters and records do nothing, at ``--log-level warning``. The product has no such switch.
 """
@@ -18,6 +18,7 @@ import itertools
 import json
 import logging
 import os
+import random
 import re
 import signal
 import statistics
@@ -32,6 +33,7 @@ from typing import Any
 
 from attrs import define
 
+from dflash_trio.__main__ import main as dflash_server
 from dflash_trio.api import connection
 from dflash_trio.api.request_record import RequestRecord
 from dflash_trio.config import ListenerConfig, ServerConfig
@@ -43,6 +45,7 @@ from tests.support.collector import collector
 from tests.support.scripted import answer, scripted_config, scripted_load
 
 VARIANTS = ("off", "metrics", "metrics and log", "metrics, log and traces")
+PAIR = ("off", "metrics and log")
 SHORT, LONG = 1, 100
 """Tokens of the two answers."""
 BURST = {SHORT: 40, LONG: 8}
@@ -82,11 +85,14 @@ ORIGINALS = {
 NEW_TRACE = connection.new_trace
 
 
-def serve_in_turns() -> int:
-    """A server that goes on to the next variant with each SIGUSR1."""
-    set_up_logging("json", "info")
-    turns = itertools.cycle(VARIANTS)
+def serve_in_turns(model: str | None) -> int:
+    """A server that goes on to the next variant with each SIGUSR1: of all, or with a real
+    ``model`` of the two that are compared then."""
+    turns = itertools.cycle(VARIANTS if model is None else PAIR)
     signal.signal(signal.SIGUSR1, lambda *_: observe(next(turns)))
+    if model is not None:
+        return dflash_server([model, "--port", "0", "--max-ctx", "1024", "--log-format", "json"])
+    set_up_logging("json", "info")
     load = scripted_load(script=answer("x" * 1000))
     config = ServerConfig((scripted_config("m"),), ListenerConfig("127.0.0.1", 0))
     return serve(config, [(config.models[0], load)])
@@ -204,26 +210,36 @@ def split(short: float, long: float) -> tuple[float, float]:
 
 
 def measure_model(path: str, rounds: int) -> None:
-    """The CPU time of a real model's token, on one thread."""
-    command = ["-m", "dflash_trio", path, "--threads", "1", "--port", "0", "--max-ctx", "1024"]
-    with started(command, {}) as server:
-        server.burst(LONG, 1)
-        costs = [split(server.burst(SHORT, 3), server.burst(LONG, 1)) for _ in range(rounds)]
-        token = statistics.median(token for _, token in costs)
-        say(f"{Path(path).name}: {token * 1e6:.0f} us of CPU a token\n")
+    """The CPU time of a real model's tokens, the server's all included, in pairs."""
+    taken: dict[str, list[float]] = {name: [] for name in PAIR}
+    with started(["-m", "tests.api.observation_cost", "--serve", "--model", path], {}) as server:
+        server.ask(LONG)
+        for turn in range(2 * rounds):
+            server.process.send_signal(signal.SIGUSR1)
+            server.ask(SHORT)  # lets the interpreter see what has changed
+            taken[PAIR[turn % 2]].append(server.burst(LONG, 2) / LONG * 1000)
+    ratios = [on / off for off, on in zip(taken["off"], taken["metrics and log"], strict=True)]
+    chance = random.Random(1)
+    means = sorted(statistics.fmean(chance.choices(ratios, k=rounds)) for _ in range(5000))
+    say(
+        f"{Path(path).name}: {statistics.median(taken['off']):.2f} s of CPU for 1000 tokens; with "
+        f"metrics and log lines {statistics.fmean(ratios):.4f} times that "
+        f"[{means[125]:.4f}, {means[-126]:.4f}] ({rounds} pairs)\n"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--model", help="a GGUF file whose token is measured too")
+    parser.add_argument("--model", help="a GGUF file whose tokens are measured, and nothing else")
     options: Any = parser.parse_args()
     if options.serve:
-        sys.exit(serve_in_turns())
-    measure(options.rounds)
-    if options.model is not None:
-        measure_model(options.model, 5)
+        sys.exit(serve_in_turns(options.model))
+    if options.model is None:
+        measure(options.rounds)
+    else:
+        measure_model(options.model, options.rounds)
 
 
 if __name__ == "__main__":

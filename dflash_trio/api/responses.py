@@ -141,9 +141,10 @@ class ResponsesEncoder:
         return self._keeping.items if self._keeping is not None else ()
 
     def snapshot(self) -> dict[str, Any]:
-        output = list(self._output)
-        # Read once: a thread may be writing the answer meanwhile.
+        # Read once, and before those that are complete: a thread may be writing the answer
+        # meanwhile, and an item that it completes in between is in either or in both.
         under_way = self._open
+        output = list(self._output)
         if under_way is not None and all(item["id"] != under_way.id for item in output):
             output.append(under_way.item("in_progress"))
         return self._response("cancelled" if self._cancelled else "in_progress", output)
@@ -273,8 +274,9 @@ class ResponsesEncoder:
         done += self._event(
             "response.output_item.done", output_index=len(self._output), item=finished
         )
-        self._open = None
+        # In this order; see snapshot.
         self._output.append(finished)
+        self._open = None
         return done
 
     def _end(self, ended: ChoiceEnded) -> bytes:

@@ -206,13 +206,19 @@ class Load:
         """Of what a dialect may have to repeat: the request, and the answer so far."""
         return self.of_tokens(self._tokens)
 
+    @property
+    def _any_text_may_end_a_part(self) -> bool:
+        """Calls are found by reading the text, so that no channel tells where one begins. What was
+        said before it is long where each of its tokens has alternatives; text alone is not."""
+        return self.prepared.tool_format is not None and self.prepared.logprobs is not None
+
     def of_tokens(self, tokens: int) -> int:
         alternatives = 1 + (self.prepared.logprobs or 0)
         return self.of_body + tokens * alternatives
 
     def of_events(self, events: Sequence[Event]) -> int:
         """Of one wake-up's. Where a part of the answer ends, a dialect may repeat all of it."""
-        tokens, part_ends = 0, False
+        tokens, part_ends = 0, self._any_text_may_end_a_part
         for event in events:
             if isinstance(event, TextDelta):
                 tokens += max(1, len(event.logprobs))
@@ -224,13 +230,15 @@ class Load:
         return self.of_all if part_ends else tokens * (1 + (self.prepared.logprobs or 0))
 
     def adds_little(self, events: Sequence[Event]) -> bool:
-        """Whether these are more of the same part of the answer, and few. Counts them if so."""
+        """Whether these are more of the same part of the answer, and few, and can end it only where
+        it is short. Counts them if so."""
         tokens = 0
         for event in events:
             if not isinstance(event, TextDelta) or event.channel != self._channel:
                 return False
             tokens += max(1, len(event.logprobs))
-        if tokens * (1 + (self.prepared.logprobs or 0)) >= LARGE_ANSWER:
+        repeated = self._tokens if self._any_text_may_end_a_part else 0
+        if (repeated + tokens) * (1 + (self.prepared.logprobs or 0)) >= LARGE_ANSWER:
             return False
         self._tokens += tokens
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -292,3 +293,21 @@ def test_an_answer_that_is_not_to_be_kept_leaves_nothing_behind(forget: bool) ->
     encoding.closing()
     assert len(store) == 0
     assert store.of(None).under_way(encoding.id) is None
+
+
+def test_an_answer_that_is_looked_at_while_a_thread_completes_an_item_has_that_item() -> None:
+    encoding = encoder()
+    encoding.opening()
+    encoding.encode([ContentDelta(0, "words")])
+
+    class Completing(list[dict[str, Any]]):
+        """Is read while, on the other thread, a call ends the message."""
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            yield from super().__iter__()
+            encoding._output = []
+            encoding.encode([CallBegun(0, 0, "call_1", "weather")])
+
+    encoding._output = Completing()
+    shown = encoding.snapshot()["output"]
+    assert [item["content"][0]["text"] for item in shown] == ["words"]

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from dflash_trio.api.answer import AnswerEvent, AnswerReader, ContentDelta
-from dflash_trio.api.stream_body import Load, StreamBody
+from dflash_trio.api.answer import AnswerEvent, AnswerReader, CallBegun, ContentDelta
+from dflash_trio.api.stream_body import LARGE_ANSWER, Load, StreamBody
 from dflash_trio.engine.client import Generation
-from dflash_trio.generation.events import REASONING, Event, Finished, Retired, TextDelta, Usage
+from dflash_trio.generation.events import (
+    REASONING,
+    Event,
+    Finished,
+    Retired,
+    TextDelta,
+    TokenAlternative,
+    TokenLogprob,
+    Usage,
+)
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
 
 
@@ -20,11 +31,15 @@ class Encoder:
     """Texts as they are, between signs of what else there is."""
 
     call_prefix = "call_"
+    begins_call = -1
+    """The thread that encoded the beginning of a call."""
 
     def opening(self) -> bytes:
         return b"<"
 
     def encode(self, events: list[AnswerEvent]) -> bytes:
+        if any(isinstance(event, CallBegun) for event in events):
+            self.begins_call = threading.get_ident()
         texts = [e.text if isinstance(e, ContentDelta) else "|" for e in events]
         if "bug" in texts:
             raise ZeroDivisionError
@@ -73,16 +88,19 @@ class Output:
 
 
 class Stage:
-    def __init__(self, n: int = 1) -> None:
-        self.prepared = PreparedPrompt((1,), 99, SamplingParams(), n=n)
+    """``fields``: of what was asked for."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.prepared = PreparedPrompt((1,), 99, SamplingParams(), **fields)
         send, receive = trio.open_memory_channel[Event](100)
         self.generation = Generation(1, self.prepared, receive, send=send, cancel=lambda _: None)
         self.told: list[bytes] = []
+        self.encoder = Encoder()
         self.output = Output(self.told)
         self.body = StreamBody(
             self.generation,
             AnswerReader(self.prepared, "call_"),
-            Encoder(),  # type: ignore[arg-type]
+            self.encoder,  # type: ignore[arg-type]
             Load(self.prepared, 0),
             Record(),  # type: ignore[arg-type]
             self.output,
@@ -97,6 +115,7 @@ class Stage:
     def deliver(self, *events: Event) -> None:
         """What the engine's client does with a delivery, on either side of it."""
         with ThreadPoolExecutor(1) as engine:
+            self.engine = engine.submit(threading.get_ident).result()
             taken = engine.submit(self.generation.direct.offer, events).result()
         if not taken:
             self.generation.deliver_all(events)
@@ -113,9 +132,9 @@ def end(index: int = 0) -> Finished:
 settled = trio.testing.wait_all_tasks_blocked
 
 
-async def told(*steps: Callable[[Stage], object], n: int = 1) -> list[bytes]:
+async def told(*steps: Callable[[Stage], object], **fields: Any) -> list[bytes]:
     """What a stream says when these things happen, each once it has nothing else to do."""
-    stage = Stage(n)
+    stage = Stage(**fields)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stage.run)
         for step in steps:
@@ -166,6 +185,30 @@ async def test_what_comes_behind_something_that_waits_waits_too() -> None:
 async def test_another_part_of_the_answer_is_its_owners_to_begin() -> None:
     said = await told(lambda s: s.deliver(text("b", channel=REASONING)))
     assert said == [b"<a", b"|"]
+
+
+async def test_what_a_call_ends_is_repeated_on_neither_the_engines_thread_nor_the_loops() -> None:
+    token = TokenAlternative(1, b"a", -1.0)
+    logprobs = (TokenLogprob(token, (token,) * 20),)
+    stage = Stage(logprobs=20, tool_format="hermes")
+
+    async def say(words: str) -> None:
+        stage.deliver(TextDelta(words, 1, logprobs=logprobs))
+        while stage.generation.events.statistics().tasks_waiting_receive == 0:
+            await trio.lowlevel.checkpoint()  # a thread may be at it
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stage.run)
+            await settled()
+            await say("b")
+            assert stage.told[-1] == b"direct b"  # short as yet
+            for _ in range(LARGE_ANSWER // 21):
+                await say("c")
+            await say("<tool_call>")
+            await say('{"name": "f", "arguments":')
+            nursery.cancel_scope.cancel()
+    assert stage.encoder.begins_call not in (-1, stage.engine, threading.get_ident())
 
 
 async def test_where_it_cannot_be_written_at_once_its_owner_sends_it() -> None:

@@ -34,6 +34,9 @@ MOST_AT_ONCE = 1024
 LARGE_ANSWER = 2048
 """Tokens of an answer, alternatives of log probabilities included, from which it is rendered on a
 thread. Below, rendering takes about a millisecond."""
+MOST_DIRECTLY = 256
+"""Tokens of one stream, alternatives of log probabilities included, that an engine's thread encodes
+between two steps: some tenths of a millisecond, in which everybody waits for it."""
 BODY_BYTES_PER_TOKEN = 8
 """Of a request, that count as one such token: dialects give parts of it back, or keep it."""
 
@@ -144,20 +147,17 @@ class StreamBody:
     def _write(self, events: Sequence[Event]) -> bool:
         """See TakeText. On the engine's thread."""
         output = self._output
-        if (
-            output is None
-            or self._error is not None
-            or not output.ready()
-            or not self._load.adds_little(events)
-        ):
+        if output is None or self._error is not None:
             return False
         try:
+            if not output.ready() or not self._load.adds_little(events):
+                return False
             chunk = self._encode(events)
             if chunk:
                 self._record.sent(len(chunk), last=False, in_vain=False)
                 self._rest_is_due = not output.write(chunk)
         except Exception as error:
-            # The owner's to raise, as if it had come there.
+            # The owner's to raise, as if it had come there: an engine does not end by one answer.
             self._error = error
         self._last = self._clock()
         if self._rest_is_due or self._error is not None:
@@ -238,7 +238,11 @@ class Load:
                 return False
             tokens += max(1, len(event.logprobs))
         repeated = self._tokens if self._any_text_may_end_a_part else 0
-        if (repeated + tokens) * (1 + (self.prepared.logprobs or 0)) >= LARGE_ANSWER:
+        alternatives = 1 + (self.prepared.logprobs or 0)
+        if (
+            tokens * alternatives > MOST_DIRECTLY
+            or (repeated + tokens) * alternatives >= LARGE_ANSWER
+        ):
             return False
         self._tokens += tokens
         return True

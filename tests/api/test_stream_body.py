@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from dflash_trio.api.answer import AnswerEvent, AnswerReader, CallBegun, ContentDelta
-from dflash_trio.api.stream_body import LARGE_ANSWER, Load, StreamBody
+from dflash_trio.api.stream_body import LARGE_ANSWER, MOST_DIRECTLY, Load, StreamBody
 from dflash_trio.engine.client import Generation
 from dflash_trio.generation.events import (
     REASONING,
@@ -209,6 +209,21 @@ async def test_what_a_call_ends_is_repeated_on_neither_the_engines_thread_nor_th
             await say('{"name": "f", "arguments":')
             nursery.cancel_scope.cancel()
     assert stage.encoder.begins_call not in (-1, stage.engine, threading.get_ident())
+
+
+async def test_the_engines_thread_encodes_no_more_than_little_between_two_steps() -> None:
+    token = TokenAlternative(1, b"a", -1.0)
+    entry = TokenLogprob(token, (token,) * 20)
+    few = MOST_DIRECTLY // 21
+    stage = Stage(logprobs=20)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stage.run)
+        for words, entries in (("b", few), ("c", few + 1), ("d", few)):
+            await settled()
+            stage.deliver(TextDelta(words, 1, logprobs=(entry,) * entries))
+        await settled()
+        nursery.cancel_scope.cancel()
+    assert stage.told == [b"<a", b"direct b", b"c", b"direct d"]
 
 
 async def test_where_it_cannot_be_written_at_once_its_owner_sends_it() -> None:

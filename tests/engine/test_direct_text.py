@@ -94,6 +94,8 @@ def test_a_reader_that_has_disarmed_is_not_in_the_middle_of_a_delivery() -> None
         offered = threads.submit(direct.offer, [A])
         assert inside.wait(WAIT)
         disarmed = threads.submit(disarm)
+        with pytest.raises(TimeoutError):  # it waits
+            disarmed.result(0.05)
         may_go_on.set()
         assert offered.result(WAIT)
         disarmed.result(WAIT)

@@ -46,11 +46,15 @@ _SAMPLER_ARG = "OTEL_TRACES_SAMPLER_ARG"
 _TIMEOUTS = ("OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
 _DAY = 86_400
 _MOST_SPANS = 1_000_000
+_QUEUE, _BATCH = "OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"
+_SDK_QUEUE, _SDK_BATCH = 2048, 512
+"""What the SDK takes where nothing is given. It refuses a queue that is smaller than a batch, in
+words that name neither variable."""
 _NUMBERS: Mapping[str, tuple[type[int] | type[float], float, float]] = {
     # A wait that is too long for a thread ends the SDK's with an error.
     "OTEL_BSP_SCHEDULE_DELAY": (int, 1, 1000 * _DAY),
-    "OTEL_BSP_MAX_QUEUE_SIZE": (int, 1, _MOST_SPANS),
-    "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": (int, 1, _MOST_SPANS),
+    _QUEUE: (int, 1, _MOST_SPANS),
+    _BATCH: (int, 1, _MOST_SPANS),
     **dict.fromkeys(_TIMEOUTS, (float, 0.001, _DAY)),
 }
 _KINDS = {int: "whole number", float: "number"}
@@ -144,6 +148,9 @@ def _why_off(given: Mapping[str, str]) -> str | None:
     for name, (kind, least, most) in numbers.items():
         if name in given and not _is_within(given[name], kind, least, most):
             return f"{name} is {given[name]}, which is no {_KINDS[kind]} from {least} to {most}"
+    queue = int(given.get(_QUEUE, _SDK_QUEUE))
+    if (batch := int(given.get(_BATCH, _SDK_BATCH))) > queue:
+        return f"{_QUEUE} is {queue}, and {_BATCH} {batch}: a batch has to fit into the queue"
     for name in _FILES:
         if name in given and not os.path.exists(given[name]):
             return f"{name} names {given[name]}, which is not there"

@@ -9,8 +9,11 @@ import trio
 import trio.testing
 
 from dflash_trio.net import DIRECT_OUTPUT, DirectOutput
-from tests.net.net_helpers import BIG_ANSWER_BYTES, TinyApp, running_server
+from tests.net.net_helpers import TinyApp, running_server
 from tests.support.http_client import PATIENCE
+
+LONG_PART_BYTES = 24 * 1024 * 1024
+"""More than the kernel takes of it for a client that does not read yet."""
 
 
 class DirectApp(TinyApp):
@@ -43,7 +46,7 @@ class DirectApp(TinyApp):
         """A thread writes, and goes on to while a send of the application's is under way."""
         await send({"type": "http.response.start", "status": 200, "headers": []})
         output: DirectOutput = scope["state"][DIRECT_OUTPUT]
-        big = b"x" * BIG_ANSWER_BYTES
+        big = b"x" * LONG_PART_BYTES
 
         def write() -> bool:
             return output.write(b"thread")
@@ -149,7 +152,7 @@ async def test_what_a_thread_writes_never_gets_into_the_middle_of_a_send() -> No
         body = body_of(await client.until_closed())
     assert app.ready == [False]
     assert app.left_over
-    assert body == b"thread" + b"x" * BIG_ANSWER_BYTES + b"threadthreadend"
+    assert body == b"thread" + b"x" * LONG_PART_BYTES + b"threadthreadend"
 
 
 async def test_a_rest_for_a_client_that_has_gone_is_dropped_in_silence() -> None:

@@ -212,9 +212,12 @@ class Load:
         said before it is long where each of its tokens has alternatives; text alone is not."""
         return self.prepared.tool_format is not None and self.prepared.logprobs is not None
 
+    @property
+    def _per_token(self) -> int:
+        return 1 + (self.prepared.logprobs or 0)
+
     def of_tokens(self, tokens: int) -> int:
-        alternatives = 1 + (self.prepared.logprobs or 0)
-        return self.of_body + tokens * alternatives
+        return self.of_body + tokens * self._per_token
 
     def of_events(self, events: Sequence[Event]) -> int:
         """Of one wake-up's. Where a part of the answer ends, a dialect may repeat all of it."""
@@ -227,7 +230,7 @@ class Load:
             else:
                 part_ends = True
         self._tokens += tokens
-        return self.of_all if part_ends else tokens * (1 + (self.prepared.logprobs or 0))
+        return self.of_all if part_ends else tokens * self._per_token
 
     def adds_little(self, events: Sequence[Event]) -> bool:
         """Whether these are more of the same part of the answer, and few, and can end it only where
@@ -238,11 +241,8 @@ class Load:
                 return False
             tokens += max(1, len(event.logprobs))
         repeated = self._tokens if self._any_text_may_end_a_part else 0
-        alternatives = 1 + (self.prepared.logprobs or 0)
-        if (
-            tokens * alternatives > MOST_DIRECTLY
-            or (repeated + tokens) * alternatives >= LARGE_ANSWER
-        ):
+        each = self._per_token
+        if tokens * each > MOST_DIRECTLY or (repeated + tokens) * each >= LARGE_ANSWER:
             return False
         self._tokens += tokens
         return True

@@ -21,8 +21,9 @@ from ..config import DevicePlacement, FlashAttention
 from .context_size import ContextSize
 from .draft_file import DraftFile
 from .llama_abi import llama_errors, native_flag_reader
-from .llama_memory import get_logits, seq_cp, seq_rm
+from .llama_memory import seq_cp, seq_rm
 from .llama_model_params import FLASH_ATTENTION, ModelParams, find_devices
+from .llama_outputs import OutputArray
 from .model_runner import EngineError, LoadingStopped, ModelLoadError
 
 
@@ -61,8 +62,6 @@ class DraftContext:
         self.model: Any = None
         self.native: Any = None
         self._abort_flag = ctypes.create_string_buffer(b"\0\0", 2)
-        self._logits: Any = None
-        self._logits_memory: tuple[int, int] | None = None
         self.on_cpu = all(device.is_cpu for device in spec.devices)
         params = ModelParams(mmap=spec.mmap, mlock=False)
         params.place(find_devices(spec.devices), gpu_layers=None)
@@ -96,6 +95,7 @@ class DraftContext:
         self.vocabulary_size = int(
             llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
         )
+        self._outputs = OutputArray(self.vocabulary_size)
 
     def make_context(
         self,
@@ -167,16 +167,10 @@ class DraftContext:
     def logits(self, outputs: int) -> Any:
         """float32[outputs, vocabulary] of the last batch, valid until the next one. Waits."""
         llama.llama_synchronize(self.native)
-        address = get_logits(self.native)
-        if not address:
+        logits = self._outputs.of(self.native, outputs)
+        if logits is None:
             raise EngineError("the draft has no logits")
-        # Mostly the same memory as last time: making an array costs more than a search in it.
-        if (address, outputs) != self._logits_memory:
-            pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-            shape = (outputs, self.vocabulary_size)
-            self._logits = np.ctypeslib.as_array(pointer, shape=shape)
-            self._logits_memory = (address, outputs)
-        return self._logits
+        return logits
 
     def rewind(self, row: int, length: int) -> None:
         """Drop a row's cells from position ``length`` on."""

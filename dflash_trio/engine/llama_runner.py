@@ -16,7 +16,6 @@ from typing import Any
 # llama_cpp before numpy: with some CUDA builds a model load crashes in the tokenizer's set-up when
 # numpy's libraries came first (seen, cause unknown); importing in this order is enough.
 import llama_cpp.llama_cpp as llama
-import numpy as np
 from attrs import field, frozen
 
 from ..config import CacheType, DevicePlacement, FlashAttention
@@ -34,8 +33,9 @@ from .llama_abi import (
 from .llama_batch import LlamaBatch
 from .llama_fillers import fillers
 from .llama_logprobs import token_logprob
-from .llama_memory import get_logits, seq_cp, seq_pos_max, seq_rm
+from .llama_memory import seq_cp, seq_pos_max, seq_rm
 from .llama_model_params import CACHE_TYPES, FLASH_ATTENTION, ModelParams, find_devices
+from .llama_outputs import OutputArray
 from .llama_sampler import ChainSampler, GreedySampler, SamplingThreads
 from .llama_tree import TreePaths
 from .llama_vocabulary import LlamaVocabulary
@@ -114,8 +114,6 @@ class LlamaRunner:
         self._abort_flag = ctypes.create_string_buffer(b"\0\0", 2)
         # The outputs of the last batch, and the largest of each, once somebody asks.
         self._logits: Any = None
-        self._logits_memory: tuple[int, int] | None = None
-        self._logits_array: Any = None
         self._likeliest: Any = None
         self._pace = Pace()
         self._sampling = (
@@ -175,6 +173,7 @@ class LlamaRunner:
         ):
             raise ModelLoadError(f"{spec.path} is an encoder model: only decoders can chat")
         self._vocabulary = LlamaVocabulary(self._model)
+        self._outputs = OutputArray(self._vocabulary.size)
         trained = llama.llama_model_n_ctx_train(self._model)
         self._size = context_size(
             trained=trained,
@@ -353,16 +352,9 @@ class LlamaRunner:
     def _all_logits(self) -> Any:
         """float32[outputs, vocab] of the last batch, in its order."""
         if self._logits is None:
-            address, outputs = get_logits(self.context), self._batch.outputs
-            if not address or not outputs:
+            self._logits = self._outputs.of(self.context, self._batch.outputs)
+            if self._logits is None:
                 raise EngineError("no logits")
-            # Mostly the same memory as last time: making an array costs more than a search in it.
-            if (address, outputs) != self._logits_memory:
-                pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_float))
-                shape = (outputs, self.vocabulary.size)
-                self._logits_array = np.ctypeslib.as_array(pointer, shape=shape)
-                self._logits_memory = (address, outputs)
-            self._logits = self._logits_array
         return self._logits
 
     def logprobs(self, output: int, token: int, top: int) -> TokenLogprob:

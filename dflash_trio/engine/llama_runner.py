@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -31,15 +32,17 @@ from .llama_abi import (
     silence_llama_log,
 )
 from .llama_batch import LlamaBatch
-from .llama_fillers import fillers
+from .llama_fillers import filler_room, fillers
 from .llama_logprobs import token_logprob
 from .llama_memory import seq_cp, seq_pos_max, seq_rm
+from .llama_metadata import description, experts_to_one, metadata
 from .llama_model_params import CACHE_TYPES, FLASH_ATTENTION, ModelParams, find_devices
 from .llama_outputs import OutputArray
 from .llama_sampler import ChainSampler, GreedySampler, SamplingThreads
 from .llama_tree import TreePaths
 from .llama_vocabulary import LlamaVocabulary
 from .model_runner import (
+    Batching,
     BatchSlice,
     DecodeOutcome,
     EngineError,
@@ -48,7 +51,10 @@ from .model_runner import (
     ModelLoadError,
     TokenSampler,
 )
-from .pace import Pace, prompt_tokens
+from .pace import MANY_TOKENS, Pace, prompt_tokens
+
+_FULL_CPU = 32
+"""Tokens. Measured on two cores: a prompt's token takes as long among 16 as among 512."""
 
 
 @frozen
@@ -195,8 +201,8 @@ class LlamaRunner:
         )
         template = llama.llama_model_chat_template(self._model, None)
         self.info = ModelInfo(
-            architecture=self._metadata("general.architecture") or "unknown",
-            description=self._describe(),
+            architecture=metadata(self._model, "general.architecture") or "unknown",
+            description=description(self._model),
             trained_ctx=trained,
             vocab_size=self._vocabulary.size,
             chat_template=template.decode("utf-8", "replace") if template else None,
@@ -209,6 +215,8 @@ class LlamaRunner:
         params = llama.llama_context_default_params()
         self.shares_cells = not self._size.partitioned
         batch = spec.chunk + spec.slots + spec.draft_outputs
+        if self._size.partitioned and not on_cpu:
+            batch += filler_room(spec.chunk, spec.slots)
         params.n_seq_max = spec.slots + spec.tree_paths
         params.kv_unified = self.shares_cells
         params.n_ctx = self._size.cells
@@ -248,6 +256,11 @@ class LlamaRunner:
         )
         rewinds = self.rewinds_freely and (not self._window or params.swa_full)  # for fillers
         self.wants_runs = bool(self._size.partitioned and self._is_asynchronous and rewinds)
+        self.batching = Batching(
+            # A CPU is busy with a few tokens; experts want so many that each of them has some.
+            full=_FULL_CPU * experts_to_one(self._model) if on_cpu else sys.maxsize,
+            apart=on_cpu or (self._size.partitioned and self._is_asynchronous),
+        )
         # Beside the model's files, all that the bytes of save() depend on. Sizes are among them:
         # they decide on the layout, and in some models on the factors of rotary positions.
         self.state_facts = (
@@ -258,16 +271,6 @@ class LlamaRunner:
             *(self.info.device, str(self.info.gpu_layers)),
         )
         self._batch = LlamaBatch(batch)
-
-    def _metadata(self, key: str) -> str | None:
-        buffer = ctypes.create_string_buffer(256)
-        length = llama.llama_model_meta_val_str(self._model, key.encode(), buffer, 256)
-        return buffer.value.decode("utf-8", "replace") if length >= 0 else None
-
-    def _describe(self) -> str:
-        buffer = ctypes.create_string_buffer(256)
-        llama.llama_model_desc(self._model, buffer, 256)
-        return buffer.value.decode("utf-8", "replace")
 
     # ------------------------------------------------------------------------------ running
 
@@ -295,6 +298,14 @@ class LlamaRunner:
     def warm_up(self) -> None:
         self.decode([BatchSlice(0, 0, (self.vocabulary.bos or 0,), 1)])
         self.rewind(0, 0)
+        if self._is_asynchronous:
+            # Small steps would never tell how fast prompts are. The first of the two is cold.
+            count = min(2 * MANY_TOKENS, self._batch.capacity, self.max_ctx)
+            for _ in range(2):
+                self._pace = Pace(min(MANY_TOKENS, count))
+                if self.decode([BatchSlice(0, 0, (0,) * count, 1)]) is DecodeOutcome.DONE:
+                    self.save(0)
+                self.rewind(0, 0)
 
     def decode(
         self, batch: Sequence[BatchSlice], launched: Callable[[], None] = lambda: None

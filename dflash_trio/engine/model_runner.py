@@ -7,6 +7,7 @@ Two runners implement this protocol and pass one contract suite: ``llama_runner`
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
@@ -67,6 +68,17 @@ class BatchSlice:
     tokens: Sequence[int]
     outputs: int
     parents: Sequence[int] | None = None
+
+
+@frozen
+class Batching:
+    """What a step is best made of, by device and cache."""
+
+    full: int = sys.maxsize
+    """Tokens of prompts from which on each further one makes a step longer by as much as it would a
+    step of its own: more prompts at once only make the first of them wait for the last."""
+    apart: bool = False
+    """Prompts cost as much beside decoding sequences as in a step without them."""
 
 
 class DecodeOutcome(Enum):
@@ -259,6 +271,9 @@ class ModelRunner(CacheRows, Protocol):
         """Decode something once and forget it, so that the first client does not wait for weights
         to be paged in and graphs to be built. May be cut by :meth:`abort`."""
         ...
+
+    @property
+    def batching(self) -> Batching: ...
 
     @property
     def launches_ahead(self) -> bool:

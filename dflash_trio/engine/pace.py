@@ -15,6 +15,9 @@ from .model_runner import BatchSlice
 
 PROMPT_TOKENS = 16
 """Of a step: with fewer it says nothing of how fast a prompt is."""
+MANY_TOKENS = 128
+"""The same where a step's own costs are many tokens': on a GPU one of 36 tokens took four times as
+long for each as one of 500."""
 _WEIGHT = 0.2
 """Of the newest measurement in the moving averages."""
 _BACK_AND_FORTH = 2.0
@@ -23,8 +26,10 @@ _BACK_AND_FORTH = 2.0
 
 @define
 class Pace:
-    """Moving averages of a runner's own times, in seconds."""
+    """Moving averages of a runner's own times, in seconds. ``least``: prompts' tokens of a step
+    that says how fast a prompt is."""
 
+    _least: int = PROMPT_TOKENS
     _token: float = 0.0
     """A prompt's token in a step."""
     _save: float = 0.0
@@ -36,7 +41,7 @@ class Pace:
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step with ``tokens`` tokens of prompts is over."""
-        if tokens >= PROMPT_TOKENS:
+        if tokens >= self._least:
             self._token = _average(self._token, seconds / tokens)
 
     def saved(self, seconds: float) -> None:

@@ -28,6 +28,7 @@ from .context_size import (
 from .draft_file import DEFAULT_LONGEST, DraftFile
 from .host_memory import host_memory
 from .llama_abi import BackendDevice, gpu_devices, peer_access_variable
+from .llama_fillers import filler_room
 from .memory_plan import Demand, DoesNotFit, Need, Needs, Plan, Room, estimate
 from .model_file import ModelFile
 
@@ -209,7 +210,10 @@ def draft_demand(model: ModelConfig, file: ModelFile, draft: DraftFile, *, gpus:
     target = demand_of(model, file, draft, gpus=gpus)
     slots = model.max_concurrency
     batch = draft_batch(slots, draft.block) if draft.is_block_draft else target.microbatch
-    step = (model.chunk + (target.outputs or slots)) * draft.feature_bytes
+    tokens = model.chunk + (target.outputs or slots)
+    if gpus and target.context.partitioned:
+        tokens += filler_room(model.chunk, slots)
+    step = tokens * draft.feature_bytes
     waiting = pending_bytes(step) if draft.is_block_draft else 0
     return Demand(
         shape=draft.shape,

@@ -1,11 +1,21 @@
-"""Who has which part of a step, and how the prompts that wait to be computed share it."""
+"""Who has which part of a step, and how the prompts that wait to be computed take turns."""
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Sequence as AbstractSequence
 
-from .model_runner import BatchSlice
+from attrs import define, field, frozen
+
+from .model_runner import Batching, BatchSlice
 from .sequence import Sequence
+
+MOST_STEPS = 8
+"""Of prompts alone, one after the other, while others wait for their next token."""
+RIDES = 8
+"""So few tokens of prompts go with the others' next tokens: apart they would take longer."""
+
+Shares = list[tuple[Sequence, int]]
+"""Prompts, and how many of their tokens go into a step, none empty."""
 
 
 @frozen
@@ -16,20 +26,92 @@ class Planned:
     slice: BatchSlice
 
 
-def prefill_shares(prefilling: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-    """How many tokens of each prompt go into a step of ``budget`` prefill tokens, none empty.
+def next_token(sequence: Sequence) -> BatchSlice:
+    """A decoding sequence's part of a step."""
+    assert sequence.seq_id is not None
+    return BatchSlice(sequence.seq_id, sequence.computed, (sequence.answer[-1],), 1)
 
-    Even shares, so that a long prompt cannot starve a short one; what a short one leaves over goes
-    to the longer ones. With more prompts than tokens the oldest get one each. Keeps the order.
+
+def prompt_part(sequence: Sequence, share: int) -> BatchSlice:
+    """The next ``share`` tokens that are to be prefilled."""
+    assert sequence.seq_id is not None
+    begin, end = sequence.computed, sequence.computed + share
+    # A sequence that goes on after a pause has its next token already.
+    outputs = int(end == sequence.to_prefill and not sequence.answer)
+    return BatchSlice(sequence.seq_id, begin, sequence.tokens(begin, end), outputs)
+
+
+@define
+class PrefillTurns:
+    """``chunk``: tokens of prompts between two tokens of whoever runs, at most."""
+
+    _chunk: int
+    _batching: Batching
+    # Of this round: since everybody who runs had a token, or since somebody runs.
+    _decoding: bool = field(default=False, init=False)
+    _spent: int = field(default=0, init=False)
+    _steps: int = field(default=0, init=False)
+    _of_oldest: int = field(default=0, init=False)
+
+    def next(
+        self, prefilling: AbstractSequence[Sequence], *, decoding: bool
+    ) -> tuple[Shares, bool]:
+        """What the next step has of each prompt, and whether those who run are in it too.
+        ``prefilling``: oldest first; ``decoding``: somebody runs."""
+        if decoding and not self._decoding:
+            self._begin_round()
+        self._decoding = decoding
+        if self._spent >= self._chunk or self._steps >= MOST_STEPS:
+            self._begin_round()
+            if decoding:
+                return [], True
+        if not prefilling:
+            self._begin_round()
+            return [], True
+        sure = self._chunk // 2 - self._of_oldest
+        if self._steps == MOST_STEPS - 1:
+            sure = self._chunk
+        shares = prefill_shares(
+            prefilling, self._chunk - self._spent, sure=sure, full=self._batching.full
+        )
+        tokens = sum(share for _, share in shares)
+        if not self._batching.apart or (decoding and tokens <= RIDES):
+            self._begin_round()
+            return shares, True
+        self._spent += tokens
+        self._steps += 1
+        self._of_oldest += sum(share for s, share in shares if s is prefilling[0])
+        return shares, False
+
+    def _begin_round(self) -> None:
+        self._spent = self._steps = self._of_oldest = 0
+
+
+def prefill_shares(
+    prefilling: AbstractSequence[Sequence], budget: int, *, sure: int, full: int
+) -> Shares:
+    """How many tokens of each prompt go into a step of ``budget`` prefill tokens. Keeps the order.
+
+    Those who need least come first, whole, until the step is ``full``: their first tokens come
+    early, and a long prompt cannot starve a short one. ``sure`` tokens are the oldest one's, so
+    that short ones cannot starve a long one either. What would fit into a step of its own is not
+    cut, but for the oldest one.
     """
-    shares: dict[tuple[int, int], int] = {}
-    by_need = sorted(prefilling[:budget], key=lambda s: s.to_prefill - s.computed)
-    for place, sequence in enumerate(by_need):
-        share = min(sequence.to_prefill - sequence.computed, budget // (len(by_need) - place))
-        shares[sequence.generation_id, sequence.index] = share
-        budget -= share
-    return [
-        (s, shares[s.generation_id, s.index])
-        for s in prefilling
-        if (s.generation_id, s.index) in shares
-    ]
+    oldest = prefilling[0]
+    sure = max(0, min(oldest.to_prefill - oldest.computed, sure, budget))
+    shares: dict[int, int] = {}
+    left, whole = budget, budget
+    for sequence in sorted(prefilling, key=lambda s: s.to_prefill - s.computed):
+        if budget - left >= full:
+            break
+        need = sequence.to_prefill - sequence.computed
+        if sequence is oldest:
+            share, sure = min(need, left), 0
+        else:
+            share = min(need, left - sure)
+            if share < need <= whole and shares:
+                continue
+        if share > 0:
+            shares[id(sequence)] = share
+            left -= share
+    return [(s, shares[id(s)]) for s in prefilling if id(s) in shares]

@@ -2,8 +2,8 @@
 
 A step is three calls: :meth:`Scheduler.plan` chooses slices, the runner decodes them, and
 ``_take_outputs`` samples, detokenizes and decides who is done. Every running sequence gets one
-token a step, and prompts share the rest of the batch chunk by chunk (continuous batching), so
-a long prompt delays its neighbours by one chunk at most.
+token a step, and between two of them prompts are worked off by a chunk at most (continuous
+batching), so no prompt, however long, delays its neighbours by more.
 
 When the pool has no cell for somebody's next token, the newest generation is paused: it gives its
 cells back and computes them again once there are enough, oldest first. The oldest always goes on.
@@ -34,8 +34,8 @@ from .draft_plan import add_proposals, drop_proposals
 from .drafting.drafter import Drafter
 from .drafting.record import counts_of
 from .drafting.row_mirror import RowMirror
-from .model_runner import BatchSlice, CacheRows, DecodeOutcome, ModelRunner
-from .prefill_shares import Planned, prefill_shares
+from .model_runner import CacheRows, DecodeOutcome, ModelRunner
+from .prefill_shares import Planned, PrefillTurns, next_token, prompt_part
 from .prefix_cache import PrefixCache
 from .prefix_store import PrefixStore
 from .sampling_ahead import sample_ahead
@@ -55,10 +55,10 @@ _NO_CELLS = Ending("length", detail="no_free_cells")
 class Scheduler:
     """Runs one model's sequences.
 
-    ``chunk``: prefill tokens in one step, shared by all prompts. ``prefixes`` and ``prompts``: how
-    many ended sequences and whole prompts are kept for later ones, ``store``: where they outlive
-    the process. ``drafter``: guesses what decoding sequences say next; ``None``: nobody does.
-    ``on_batch`` is told the generations of each batch and its tokens right before it
+    ``chunk``: prefill tokens between two tokens of a running sequence, at most. ``prefixes`` and
+    ``prompts``: how many ended sequences and whole prompts are kept for later ones, ``store``:
+    where they outlive the process. ``drafter``: guesses what decoding sequences say next; ``None``:
+    nobody does. ``on_batch`` is told the generations of each batch and its tokens right before it
     is decoded, and the empty set right after: meanwhile their tokens are on the device.
     ``on_launch``: the device has a batch and has not computed it yet, on devices of that kind.
     """
@@ -78,7 +78,7 @@ class Scheduler:
     ) -> None:
         self._runner = runner
         self._ledger = ledger
-        self._chunk = chunk
+        self._turns = PrefillTurns(chunk, runner.batching)
         self._store = store
         self._drafter = drafter
         self._on_batch = on_batch
@@ -157,6 +157,7 @@ class Scheduler:
         """Plan, decode, take the outputs. False: nobody can go on now; everybody is paused until
         somebody outside gives cells back. Raises EngineError when the engine is lost."""
         planned = self.plan()
+        could = bool(planned)
         while planned:
             self._on_batch(
                 frozenset(item.sequence.generation_id for item in planned),
@@ -190,12 +191,12 @@ class Scheduler:
                     # Who waits for its prompt would wait for ever.
                     if answer is victim.sequence or answer.state is SequenceState.QUEUED:
                         self._finish(answer, _NO_CELLS)
-        return False
+        return could  # others were not in that step, or can go on without those that ended
 
     def plan(self) -> list[Planned]:
-        """The next batch: one token of every decoding sequence, and what is guessed to follow it;
-        then prompts by chunks. While there are prompts nothing is guessed: somebody waits for their
-        first token."""
+        """The next batch: a part of the prompts, or one token of every decoding sequence and what
+        is guessed to follow it, or both, as prompts take turns. While there are prompts nothing is
+        guessed: somebody waits for their first token."""
         self._resume()
         self._promise_cells()
         planned: list[Planned] = []
@@ -211,20 +212,13 @@ class Scheduler:
             if sequence.state is SequenceState.PREFILLING:
                 prefilling.append(sequence)
             elif sequence.state is SequenceState.DECODING:
-                assert sequence.seq_id is not None
-                token = (sequence.answer[-1],)
-                planned.append(
-                    Planned(sequence, BatchSlice(sequence.seq_id, sequence.computed, token, 1))
-                )
+                planned.append(Planned(sequence, next_token(sequence)))
+        shares, decodes = self._turns.next(prefilling, decoding=bool(planned))
+        if not decodes:
+            planned.clear()
         if self._drafter is not None and planned and not prefilling:
             add_proposals(planned, self._drafter, self._needs)
-        for sequence, share in prefill_shares(prefilling, self._chunk):
-            assert sequence.seq_id is not None
-            begin, end = sequence.computed, sequence.computed + share
-            # A sequence that goes on after a pause has its next token already.
-            outputs = int(end == sequence.to_prefill and not sequence.answer)
-            tokens = sequence.tokens(begin, end)
-            planned.append(Planned(sequence, BatchSlice(sequence.seq_id, begin, tokens, outputs)))
+        planned += [Planned(sequence, prompt_part(sequence, share)) for sequence, share in shares]
         return planned
 
     # ------------------------------------------------------------------------------- cells

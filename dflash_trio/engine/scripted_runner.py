@@ -23,7 +23,14 @@ from attrs import define, field
 from ..generation.events import TokenAlternative, TokenLogprob
 from ..generation.request import SamplingParams
 from ..text.guide import make_guide_tokenizer
-from .model_runner import BatchSlice, DecodeOutcome, EngineError, ModelInfo, TokenSampler
+from .model_runner import (
+    Batching,
+    BatchSlice,
+    DecodeOutcome,
+    EngineError,
+    ModelInfo,
+    TokenSampler,
+)
 from .token_tree import check_path, paths_of
 
 _BYTES = 256
@@ -169,6 +176,7 @@ class ScriptedRunner:
         wants_runs: bool = False,
         rewinds_freely: bool = True,
         launches_ahead: bool = False,
+        batching: Batching | None = None,
         window: int | None = None,
         tree_paths: int = 0,
         script: Script | None = None,
@@ -202,6 +210,7 @@ class ScriptedRunner:
         self.wants_runs = wants_runs
         self.rewinds_freely = rewinds_freely
         self.launches_ahead = launches_ahead
+        self.batching = batching or Batching()
         self.saving_costs = saving_costs
         self._histories: list[list[int]] = [[] for _ in range(slots)]
         # Beside each history the checksum of each of its beginnings: a token costs the same

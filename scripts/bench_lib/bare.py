@@ -4,10 +4,10 @@ Run as ``python -m bench_lib.bare SERVER-OPTIONS``; it loads the model as the se
 each round is two lines on standard input: what to do, for which prompts are rendered and tokenized
 at once, and ``{}``, the start. Each is answered by one line.
 
-The batches are those of continuous batching: one token of every sequence that is under way and,
-beside them, even shares of the prompts, up to ``--chunk``. As soon as a stream's answer is whole,
-its next prompt takes its place. ``--prefix-cache-slots`` counts here too: what is kept of ended
-sequences is found and used by the engine's own prefix cache, and costs what that costs.
+The batches are those of the engine's own continuous batching: prompts by their turns, up to
+``--chunk``, and one token of every sequence that is under way. As soon as a stream's answer is
+whole, its next prompt takes its place. ``--prefix-cache-slots`` counts here too: what is kept of
+ended sequences is found and used by the engine's own prefix cache, and costs what that costs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dflash_trio.engine.llama_runner import LlamaRunner
 from dflash_trio.engine.model_file import check_model_file
 from dflash_trio.engine.model_runner import BatchSlice, DecodeOutcome, TokenSampler
 from dflash_trio.engine.placement import place_models
-from dflash_trio.engine.prefill_shares import prefill_shares
+from dflash_trio.engine.prefill_shares import PrefillTurns
 from dflash_trio.engine.prefix_cache import PrefixCache
 from dflash_trio.generation.request import GenerationRequest, SamplingParams
 from dflash_trio.model_loading import load_llama
@@ -37,7 +37,8 @@ from dflash_trio.routing.served_model import ServedModel
 
 @attrs.define(eq=False)
 class Running:
-    """One sequence. The first four fields are what the shares of a step are worked out from."""
+    """One sequence. ``to_prefill`` and ``computed`` are what the shares of a step are worked out
+    from."""
 
     generation_id: int
     index: int
@@ -62,7 +63,7 @@ class Loop:
         loaded = load_llama(config, place, usable_cores(), lambda _: None, threading.Event())
         self._runner = cast(LlamaRunner, loaded.runner)
         self._runner.warm_up()
-        self._chunk = loaded.chunk
+        self._turns = PrefillTurns(loaded.chunk, self._runner.batching)
         self._slots = config.max_concurrency
         self._cache = PrefixCache(
             self._runner, slots=self._slots, prefixes=loaded.prefixes, prompts=0
@@ -121,12 +122,14 @@ class Loop:
         return ended
 
     def _plan(self, running: list[Running]) -> list[tuple[Running, BatchSlice]]:
-        planned = [
-            (s, BatchSlice(s.row, s.computed, (s.answer[-1],), 1)) for s in running if s.answer
-        ]
         # Shared out by the engine's own rule, which asks no more of a sequence than ours have.
         prefilling = cast(Any, [s for s in running if not s.answer])
-        shares = cast(list[tuple[Running, int]], prefill_shares(prefilling, self._chunk))
+        decoding = [s for s in running if s.answer]
+        turn, decodes = self._turns.next(prefilling, decoding=bool(decoding))
+        shares = cast(list[tuple[Running, int]], turn)
+        planned = [
+            (s, BatchSlice(s.row, s.computed, (s.answer[-1],), 1)) for s in decoding if decodes
+        ]
         for s, share in shares:
             end = s.computed + share
             tokens = s.prompt[s.computed : end]

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from dflash_trio.engine.llama_fillers import fillers
+from dflash_trio.engine.llama_fillers import WORTH, fillers, parts
 from dflash_trio.engine.llama_runner import LlamaRunner
 from dflash_trio.engine.model_runner import BatchSlice, DecodeOutcome
 from dflash_trio.engine.prefix_cache import PrefixCache
@@ -20,26 +22,82 @@ def slices(*rows: int, tokens: int = 1) -> list[BatchSlice]:
     return [BatchSlice(row, 5, (7,) * tokens, 1) for row in rows]
 
 
-def filled(batch: list[BatchSlice], capacity: int = 64, **lengths: int) -> list[tuple[int, int]]:
+def sized(**sizes: int) -> list[BatchSlice]:
+    return [BatchSlice(int(row[1:]), 5, (7,) * size, 1) for row, size in sizes.items()]
+
+
+def filled(
+    batch: list[BatchSlice], capacity: int = 400, **lengths: int
+) -> list[tuple[int, int, int]]:
+    """(row, position, tokens) of each filler."""
     found = fillers(batch, lambda row: lengths.get(f"r{row}", 0), 100, capacity)
-    assert all(not item.outputs and len(item.tokens) == len(found[0].tokens) for item in found)
-    return [(item.seq_id, item.position) for item in found]
+    assert not any(item.outputs for item in found)
+    return [(item.seq_id, item.position, len(item.tokens)) for item in found]
 
 
 def test_the_rows_between_those_of_a_batch_are_filled_where_they_end() -> None:
-    assert filled(slices(6, 2, 3), r4=31) == [(4, 31), (5, 0)]
+    assert filled(slices(6, 2, 3), r4=31) == [(4, 31, 1), (5, 0, 1)]
     assert filled(slices(2, 3, 4)) == filled(slices(7)) == []
 
 
-def test_a_full_row_is_no_filler() -> None:
-    assert filled(slices(0, 3), r1=100, r2=99) == [(2, 99)]
-    assert filled(slices(0, 3, tokens=2), r1=100, r2=99) == []
+def test_a_gap_with_a_full_row_stays() -> None:
+    assert filled(slices(0, 3), r1=100, r2=99) == []
+    assert filled(slices(0, 2, 4), r1=100, r3=99) == [(3, 99, 1)]
 
 
-def test_prompts_are_not_computed_in_vain_and_no_batch_becomes_too_large() -> None:
-    assert filled(slices(0, 3, tokens=16)) == [(1, 0), (2, 0)]
-    assert filled(slices(0, 3, tokens=17)) == []
+def test_rows_of_about_the_same_number_of_tokens_get_the_same() -> None:
+    assert filled(sized(r1=38, r2=33, r3=36)) == [(2, 38, 5), (3, 41, 2)]
+    assert filled(sized(r1=2, r2=1, r3=1)) == [(2, 6, 1), (3, 6, 1)]
+
+
+def test_what_costs_more_than_it_spares_is_not_filled() -> None:
+    assert filled(sized(r1=90, r2=88, r3=90 - WORTH, r4=1)) == [
+        (2, 93, 2),
+        (3, 31, WORTH),
+    ]
+    assert filled(sized(r1=90, r2=89 - WORTH)) == []
+    # A gap of a prompt's length is dear: filled up to what all others have, or not at all.
+    assert filled(sized(r1=40, r4=40)) == []
+    assert filled(sized(r1=30, r4=30)) == [(2, 0, 30), (3, 0, 30)]
+    assert filled(sized(r1=33, r4=33)) == []
+
+
+def test_no_batch_and_no_row_becomes_too_large() -> None:
+    assert filled(slices(0, 3, tokens=16), capacity=64) == [(1, 0, 16), (2, 0, 16)]
     assert filled(slices(0, 3, tokens=16), capacity=63) == []
+    assert filled(sized(r1=38, r2=33), capacity=75) == []
+    assert filled(sized(r1=95, r2=90)) == [(2, 95, 5)]
+    assert filled(sized(r1=96, r2=90)) == []
+
+
+def test_the_parts_of_a_batch_are_runs_of_rows_with_as_many_tokens() -> None:
+    assert parts({}) == 0
+    assert parts({3: 5}) == parts({0: 1, 1: 1, 2: 1}) == 1
+    assert parts({0: 1, 1: 1, 2: 34}) == 2
+    assert parts({0: 1, 2: 1}) == 2
+    assert parts({0: 34, 1: 38, 2: 33, 3: 36}) == 4
+    assert parts({0: 5, 1: 3, 2: 5}) == 3
+
+
+@settings(deadline=None)
+@given(
+    st.dictionaries(st.integers(0, 15), st.integers(1, 60), min_size=1),
+    st.integers(1, 1500),
+)
+def test_fillers_spare_more_than_they_cost(sizes: dict[int, int], capacity: int) -> None:
+    batch = [BatchSlice(row, 5, (7,) * size, 1) for row, size in sizes.items()]
+    found = fillers(batch, lambda row: row, 100, capacity)
+    in_vain = {item.seq_id: len(item.tokens) for item in found}
+    if not found:
+        return
+    cost = sum(in_vain.values())
+    assert sum(sizes.values()) + cost <= capacity
+    both = {row: sizes.get(row, 0) + in_vain.get(row, 0) for row in {*sizes, *in_vain}}
+    assert cost < WORTH * (parts(sizes) - parts(both))
+    for item in found:
+        begin = 5 + sizes[item.seq_id] if item.seq_id in sizes else item.seq_id
+        assert item.position == begin
+        assert begin + len(item.tokens) <= 100
 
 
 @pytest.fixture

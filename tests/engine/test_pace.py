@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dflash_trio.engine.model_runner import BatchSlice
-from dflash_trio.engine.pace import PROMPT_TOKENS, Pace, prompt_tokens
+from dflash_trio.engine.pace import MANY_TOKENS, PROMPT_TOKENS, Pace, prompt_tokens
 
 
 def test_saving_costs_nothing_before_anything_was_measured() -> None:
@@ -28,6 +28,14 @@ def test_steps_without_a_prompt_say_nothing_of_prompts() -> None:
     pace.computed(PROMPT_TOKENS - 1, 10.0)
     pace.saved(0.5)
     assert pace.saving_costs == pytest.approx(1000)
+
+
+def test_where_a_steps_own_costs_are_high_small_steps_say_nothing_of_prompts() -> None:
+    pace = Pace(MANY_TOKENS)
+    pace.computed(500, 0.01)
+    pace.computed(MANY_TOKENS - 1, 0.005)
+    pace.saved(0.002)
+    assert pace.saving_costs == pytest.approx(2 * 0.002 / 0.00002)
 
 
 def test_old_measurements_fade() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trio.engine.admission import Hold, KVLedger
-from dflash_trio.engine.model_runner import BatchSlice, DecodeOutcome, EngineError
+from dflash_trio.engine.model_runner import Batching, BatchSlice, DecodeOutcome, EngineError
 from dflash_trio.engine.scheduler import Scheduler
 from dflash_trio.engine.scripted_runner import EOG, Script, ScriptedRunner
 from dflash_trio.engine.sequence import Sequence as EngineSequence
@@ -41,6 +41,7 @@ class Engine:
         cells: int | None = None,
         headroom: int = 16,
         chunk: int = 32,
+        batching: Batching | None = None,
         script: Script | None = None,
     ) -> None:
         """``cells``: what the cache really has, when that is not what the ledger promises."""
@@ -51,6 +52,7 @@ class Engine:
         self.runner = ScriptedRunner(
             slots=slots,
             cells=pool if cells is None else cells,
+            batching=batching,
             script=script,
             before_decode=self._record,
         )
@@ -179,13 +181,6 @@ def test_prompts_share_a_step_evenly_so_that_a_short_one_does_not_wait_for_a_lon
     assert engine.stories[short].text
 
 
-def test_with_more_prompts_than_tokens_in_a_step_the_oldest_get_one_each() -> None:
-    engine = Engine(chunk=2)
-    first, second, _third = (engine.add(prompt("xxxx", 4)) for _ in range(3))
-    engine.step()
-    assert engine.shapes() == [Shape(first, 0, 1, 0), Shape(second, 0, 1, 0)]
-
-
 def test_what_a_short_prompt_leaves_over_goes_to_those_after_it() -> None:
     engine = Engine(chunk=32)
     engine.add(prompt("xx", 4))
@@ -194,12 +189,56 @@ def test_what_a_short_prompt_leaves_over_goes_to_those_after_it() -> None:
     assert engine.shapes()[1] == Shape(long, 0, 30, 0)
 
 
-def test_with_more_prompts_than_the_chunk_has_tokens_the_oldest_go_first() -> None:
-    engine = Engine(slots=4, chunk=2)
-    ids = [engine.add(prompt("abc", 2)) for _ in range(4)]
+def test_with_more_prompts_than_the_chunk_has_tokens_the_oldest_come_whole() -> None:
+    engine = Engine(slots=4, chunk=7)
+    first, second, third, fourth = (engine.add(prompt("abc", 4)) for _ in range(4))
     engine.step()
-    assert [shape.generation for shape in engine.shapes()] == ids[:2]
+    assert engine.shapes() == [Shape(first, 0, 3, 1), Shape(second, 0, 3, 1)]
+    engine.step()
+    assert [shape.generation for shape in engine.shapes()] == [first, second, third, fourth]
     engine.run()
+
+
+def test_where_it_costs_nothing_each_prompt_has_its_first_token_before_the_next_one_begins() -> (
+    None
+):
+    engine = Engine(slots=4, batching=Batching(full=8, apart=True), chunk=64)
+    talker = engine.add(prompt("hi", 100))
+    engine.until_decoding(talker)
+    others = [engine.add(prompt(letter * 10, 4)) for letter in "abc"]
+    for other in others:
+        engine.step()
+        assert engine.shapes() == [Shape(other, 0, 10, 1)]
+        assert engine.stories[other].text
+    before = engine.sequences[talker].generated
+    engine.step()
+    assert [shape.generation for shape in engine.shapes()] == [talker, *others]
+    assert engine.sequences[talker].generated == before + 1
+    engine.run()
+
+
+def test_where_steps_are_apart_a_running_sequence_has_a_token_after_each_chunk() -> None:
+    engine = Engine(chunk=16, batching=Batching(apart=True))
+    talker = engine.add(prompt("hi", 100))
+    engine.until_decoding(talker)
+    long = engine.add(prompt("x" * 80, 4))
+    for part in range(5):
+        engine.step()
+        assert engine.shapes() == [Shape(long, 16 * part, 16, int(part == 4))]
+        engine.step()
+        assert engine.shapes()[0].generation == talker
+    engine.run()
+
+
+def test_a_prompt_without_cells_is_not_the_end_of_those_who_were_not_in_its_step() -> None:
+    engine = Engine(slots=2, cells=40, chunk=64, batching=Batching(apart=True))
+    talker = engine.add(prompt("hi", 20))
+    engine.until_decoding(talker)
+    unlucky = engine.add(prompt("x" * 60, 4))
+    assert engine.scheduler.step(), "the other one goes on"
+    engine.run()
+    assert engine.stories[unlucky].finished.detail == "no_free_cells"
+    assert engine.stories[talker].finished.usage.completion_tokens == 20
 
 
 def test_prefill_tokens_of_a_step_never_exceed_the_chunk() -> None:
@@ -681,6 +720,7 @@ def prepared_of(arrival: Arrival) -> PreparedPrompt:
     arrivals=arrivals,
     slots=st.integers(1, 4),
     chunk=st.integers(1, 40),
+    batching=st.builds(Batching, full=st.sampled_from([1, 8, 1000]), apart=st.booleans()),
     headroom=st.integers(1, 40),
     scarce=st.booleans(),
     finalize_at=st.none() | st.integers(0, 40),
@@ -689,6 +729,7 @@ def test_any_mix_of_clients_gets_what_each_would_get_alone_and_leaves_nothing(
     arrivals: list[Arrival],
     slots: int,
     chunk: int,
+    batching: Batching,
     headroom: int,
     scarce: bool,
     finalize_at: int | None,
@@ -700,6 +741,7 @@ def test_any_mix_of_clients_gets_what_each_would_get_alone_and_leaves_nothing(
         pool=max_ctx + 10 if scarce else None,
         headroom=headroom,
         chunk=chunk,
+        batching=batching,
     )
     waiting = sorted(arrivals, key=lambda arrival: arrival.at_step)
     who: dict[int, Arrival] = {}

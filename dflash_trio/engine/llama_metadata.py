@@ -1,0 +1,35 @@
+"""What a loaded model says of itself."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+
+_LONGEST = 256
+"""Bytes of an answer."""
+
+
+def metadata(model: Any, key: str) -> str | None:
+    """The value of ``key`` in the file's header; ``None``: it has none."""
+    buffer = ctypes.create_string_buffer(_LONGEST)
+    length = llama.llama_model_meta_val_str(model, key.encode(), buffer, _LONGEST)
+    return buffer.value.decode("utf-8", "replace") if length >= 0 else None
+
+
+def description(model: Any) -> str:
+    """Architecture, size and format in a few words."""
+    buffer = ctypes.create_string_buffer(_LONGEST)
+    llama.llama_model_desc(model, buffer, _LONGEST)
+    return buffer.value.decode("utf-8", "replace")
+
+
+def experts_to_one(model: Any) -> int:
+    """How many experts there are to each one that a token uses; 1 without any."""
+    architecture = metadata(model, "general.architecture")
+    count, used = (
+        int(metadata(model, f"{architecture}.{key}") or 0)
+        for key in ("expert_count", "expert_used_count")
+    )
+    return max(1, count // used) if used else 1

@@ -1,0 +1,129 @@
+"""Prompts by turns: nobody is starved, and nobody who runs waits for more than a chunk."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import attrs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_trio.engine.model_runner import Batching
+from dflash_trio.engine.prefill_shares import MOST_STEPS, RIDES, PrefillTurns, prefill_shares
+
+CPU = Batching(full=32, apart=True)
+GPU = Batching(apart=True)
+TOGETHER = Batching()
+
+
+@attrs.define(eq=False)
+class Prompt:
+    to_prefill: int
+    computed: int = 0
+
+
+def shared(prompts: list[Prompt], budget: int, *, sure: int = 0, full: int = 10**6) -> list[int]:
+    """Each prompt's share."""
+    found = prefill_shares(cast(Any, prompts), budget, sure=sure, full=full)
+    shares = {id(prompt): share for prompt, share in found}
+    assert [prompt for prompt, _ in found] == [p for p in prompts if id(p) in shares]
+    return [shares.get(id(prompt), 0) for prompt in prompts]
+
+
+def test_who_needs_least_comes_first_and_whole() -> None:
+    assert shared([Prompt(300), Prompt(40), Prompt(20)], 100) == [40, 40, 20]
+    assert shared([Prompt(60), Prompt(60), Prompt(60)], 130) == [60, 60, 0]
+
+
+def test_a_prompt_longer_than_a_step_is_cut_though_it_is_not_the_oldest() -> None:
+    assert shared([Prompt(20), Prompt(400)], 100) == [20, 80]
+
+
+def test_a_step_that_is_full_takes_no_further_prompt() -> None:
+    assert shared([Prompt(36), Prompt(36), Prompt(8)], 512, full=32) == [36, 0, 8]
+    assert shared([Prompt(36), Prompt(36)], 512, full=32) == [36, 0]
+
+
+def test_some_of_a_step_is_the_oldest_ones_for_sure() -> None:
+    assert shared([Prompt(300), Prompt(40), Prompt(40)], 100, sure=50) == [60, 40, 0]
+    assert shared([Prompt(300), Prompt(40)], 100, sure=512) == [100, 0]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 200), min_size=1, max_size=9),
+    st.integers(1, 300),
+    st.integers(0, 300),
+    st.integers(1, 100),
+)
+def test_shares_are_never_empty_nor_too_large(
+    needs: list[int], budget: int, sure: int, full: int
+) -> None:
+    shares = shared([Prompt(need) for need in needs], budget, sure=sure, full=full)
+    assert 0 < sum(shares) <= budget
+    assert all(0 <= share <= need for share, need in zip(shares, needs, strict=True))
+    if full > sum(needs):
+        assert shares[0] >= min(sure, needs[0], budget)
+
+
+def advance(shares: list[tuple[Any, int]]) -> int:
+    for prompt, share in shares:
+        prompt.computed += share
+    return sum(share for _, share in shares)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 90), max_size=3), max_size=30),
+    st.integers(1, 70),
+    st.sampled_from([CPU, GPU, TOGETHER]),
+)
+def test_who_runs_waits_for_a_chunk_and_a_few_steps_at_most(
+    arrivals: list[list[int]], chunk: int, batching: Batching
+) -> None:
+    turns = PrefillTurns(chunk, batching)
+    waiting: list[Prompt] = []
+    tokens = steps = 0
+    while arrivals or waiting:
+        waiting += [Prompt(need) for need in (arrivals.pop(0) if arrivals else ())]
+        shares, decodes = turns.next(cast(Any, waiting), decoding=True)
+        tokens += advance(cast(Any, shares))
+        steps += 1
+        waiting = [prompt for prompt in waiting if prompt.computed < prompt.to_prefill]
+        assert tokens <= chunk
+        assert steps <= MOST_STEPS + 1
+        if decodes:
+            tokens = steps = 0
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 60), st.integers(1, 4), st.sampled_from([CPU, GPU]), st.booleans())
+def test_a_flood_of_short_prompts_does_not_starve_a_long_one(
+    short: int, at_once: int, batching: Batching, decoding: bool
+) -> None:
+    chunk = 128
+    turns = PrefillTurns(chunk, batching)
+    long = Prompt(2000)
+    waiting = [long]
+    rounds = steps = 0
+    while long.computed < long.to_prefill:
+        waiting += [Prompt(short) for _ in range(at_once)] if len(waiting) < 20 else []
+        shares, decodes = turns.next(cast(Any, waiting), decoding=decoding)
+        advance(cast(Any, shares))
+        waiting = [prompt for prompt in waiting if prompt.computed < prompt.to_prefill]
+        rounds += decodes
+        steps += 1
+        assert steps < 2000
+    # A half of each chunk is the long one's, or what is left for the last step of a round.
+    assert rounds <= 2000 / (chunk / 16)
+
+
+def test_few_tokens_go_with_the_others_next_tokens() -> None:
+    turns = PrefillTurns(512, GPU)
+    few: Any = [Prompt(RIDES)]
+    assert turns.next(few, decoding=True) == ([(few[0], RIDES)], True)
+    assert turns.next(few, decoding=False) == ([(few[0], RIDES)], False)
+
+
+def test_with_no_prompt_everybody_who_runs_goes_on() -> None:
+    assert PrefillTurns(512, CPU).next([], decoding=True) == ([], True)

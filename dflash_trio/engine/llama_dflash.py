@@ -326,6 +326,10 @@ class DFlashProvider:
             kept,
         )
 
+    def nap(self, *, asleep: bool) -> None:
+        if self._inputs is not None:
+            self._inputs.keep(not asleep)
+
     def observe_trees(self, batch: Sequence[BatchSlice], paths: Sequence[Sequence[int]]) -> None:
         self._observe(
             batch,

@@ -25,7 +25,8 @@ class LayerInputs:
     """What goes into some of a model's layers, read after each of its steps.
 
     Costs each step of the model a copy of these values to the host, from the making on until
-    :meth:`close`. Both let llama.cpp plan its memory anew with the next step.
+    :meth:`close`, but for what :meth:`keep` leaves out. All three let llama.cpp plan its memory
+    anew with the next step.
     """
 
     def __init__(self, context: Any, layers: Sequence[int]) -> None:
@@ -48,8 +49,12 @@ class LayerInputs:
         self._most = int(llama.llama_n_batch(context))
         self._arrays: dict[int, Any] = {}
         self._views: list[Any] = []
+        self.keep(True)
+
+    def keep(self, on: bool) -> None:
+        """Whether the next steps keep their values."""
         for layer in self._layers:
-            self._set(context, layer, True)
+            self._set(self._context, layer, on)
 
     @property
     def row_values(self) -> int:
@@ -84,8 +89,7 @@ class LayerInputs:
     def close(self) -> None:
         """Idempotent."""
         if self._context is not None:
-            for layer in self._layers:
-                self._set(self._context, layer, False)
+            self.keep(False)
             self._context = None
 
 

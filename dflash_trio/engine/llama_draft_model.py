@@ -204,6 +204,9 @@ class DraftModelProvider:
             del state.tokens[length:]
         state.certain = min(state.certain, length)
 
+    def nap(self, *, asleep: bool) -> None:
+        """It looks at no step."""
+
     def rests(self, row: int) -> None:
         """Nothing: who goes on from what the row holds goes on from the draft's, too."""
 

@@ -175,6 +175,9 @@ class Scheduler:
                 sample_ahead(planned, self._runner)
                 if self._drafter is None:
                     self._take_outputs(planned)
+                elif self._drafter.asleep:
+                    self._drafter.missed(slices)
+                    self._take_outputs(planned)
                 else:
                     self._take_runs(planned, self._drafter)
                 return True
@@ -264,7 +267,7 @@ class Scheduler:
     # ---------------------------------------------------------------------------- outputs
 
     def _take_outputs(self, planned: Iterable[Planned]) -> None:
-        """Without a drafter."""
+        """Where nobody looks at the step but this."""
         output = -1
         for item in planned:
             sequence = item.sequence

@@ -93,17 +93,14 @@ class DraftController:
         self._on = False
         self._trying = False
         self._nobody = self.new_acceptance()
+        self.won = 0.0
+        """See ``drafter.Controller``."""
 
     def new_acceptance(self) -> Acceptance:
         """For a sequence that begins."""
         self._wait = 0
         self._pause = FIRST_PAUSE
         return self._new_acceptance(self._longest, fading=0.9, weight=2.0)
-
-    @property
-    def trying(self) -> bool:
-        """See ``drafter.Controller``."""
-        return self._trying
 
     # --------------------------------------------------------------------------- decisions
 
@@ -294,6 +291,7 @@ class DraftController:
             gained = committed / count * plain - spent
         else:
             gained = -spent
+        self.won = gained - caught_up_seconds
         trying = self._trying and asked and not only_caught_up
         if trying:
             self._dearest = 0.0
@@ -303,6 +301,14 @@ class DraftController:
             gained = max(0.0, gained)
         self._earn(gained)
         self._trying = False
+        self._bound_account(plain)
+
+    def missed(self, sequences: int, seconds: float) -> None:
+        """See ``drafter.Controller``. It saves up for tries all the same."""
+        self._earn(ALLOWANCE * seconds)
+        self._bound_account(self._step_costs.estimate(sequences))
+
+    def _bound_account(self, plain: float) -> None:
         most = max(MOST_SAVED * plain, self._dearest)
         self._account = min(max(self._account, -MOST_OWED * plain), most)
 

@@ -25,8 +25,8 @@ class Controller(Protocol):
     """Says how many guesses are worth it; see ``controller.DraftController``."""
 
     @property
-    def trying(self) -> bool:
-        """Of the step under way: its guesses are not expected to pay, but a try."""
+    def won(self) -> float:
+        """Seconds that the guesses of the latest step won, against plain ones; negative: lost."""
         ...
 
     def new_acceptance(self) -> Any: ...
@@ -51,6 +51,13 @@ class Controller(Protocol):
         caught_up_seconds: float = 0.0,
     ) -> None: ...
 
+    def missed(self, sequences: int, seconds: float) -> None:
+        """A step without guesses, of which nothing else is known."""
+        ...
+
+
+_LONGER = 2.0
+"""Times what was seen of a step: more is not thought to be its own."""
 
 Guesses = Sequence[int] | DraftTree
 """For one sequence: tokens one after the other, or a tree."""
@@ -77,6 +84,10 @@ class Drafter:
         self._tree_budget: int | None = None
         self._controller = controller
         self._naps = Naps()
+        self._asleep = False
+        # Of the latest step without prompts, once it is over: its sequences, seconds that it took
+        # at least, whether it had guesses, and what these won.
+        self._over: tuple[int, float, bool, float] | None = None
         self._clock = clock
         self._on_drafted = on_drafted
         self._on_working = on_working
@@ -94,6 +105,12 @@ class Drafter:
     def begin_anew(self) -> None:
         """The provider was loaded again: it is looked at, whatever was known of the one before."""
         self._naps = Naps()
+        self._asleep = False
+
+    @property
+    def asleep(self) -> bool:
+        """Nothing is guessed for now, and instead of :meth:`observe` steps are :meth:`missed`."""
+        return self._asleep
 
     # ----------------------------------------------------------------------------- one step
 
@@ -101,7 +118,11 @@ class Drafter:
         """How many tokens are to be guessed for each of the sequences that are about to decode,
         and nobody else is in the batch. Often 0."""
         self._drafting = 0.0
-        if self._naps.asleep:
+        if self._naps.asleep is not self._asleep:
+            # Here, before anything is guessed, and so never between a guess and what comes of it.
+            self._asleep = self._naps.asleep
+            self.provider.nap(asleep=self._asleep)
+        if self._asleep:
             self._asked = 0
             return 0
         self._asked = self._controller.choose([r.acceptance for r in records if r is not None])
@@ -174,7 +195,20 @@ class Drafter:
 
     def step_begins(self) -> None:
         """The batch goes to the device."""
-        self._began = self._clock()
+        before, self._began = self._began, self._clock()
+        if self._over is not None:
+            sequences, least, guessed, won = self._over
+            self._over = None
+            # Up to here; but where nobody was there for a while, that is none of its time.
+            seconds = min(self._began - before, _LONGER * least)
+            self._naps.step(sequences, seconds, guessed=guessed, won=won)
+
+    def missed(self, batch: Sequence[BatchSlice]) -> None:
+        """After a step that it slept through."""
+        if all(len(item.tokens) == item.outputs for item in batch):
+            seconds = self._clock() - self._began
+            self._over = len(batch), seconds, False, 0.0
+            self._controller.missed(len(batch), seconds)
 
     def observe(
         self, batch: Sequence[BatchSlice], kept: Sequence[int], taken: Sequence[Sequence[Run]]
@@ -182,12 +216,11 @@ class Drafter:
         """After a step: what stays of each slice, and what came of its outputs. Before any row is
         changed."""
         ended = self._clock()
-        if not self._naps.asleep:
-            self._on_working(frozenset())
-            try:
-                self._tell(batch, kept, taken)
-            finally:
-                self._on_working(None)
+        self._on_working(frozenset())
+        try:
+            self._tell(batch, kept, taken)
+        finally:
+            self._on_working(None)
         looking = self._clock() - ended
         step_seconds = ended - self._began
         asked, draft_seconds = self._asked, self._drafting
@@ -212,9 +245,6 @@ class Drafter:
             self._proposed += proposed
             self._accepted += run.accepted
             judged.append((record.acceptance, run.judged, run.right))
-        if self.provider.looks_at_steps:
-            used = bool(judged) and not self._controller.trying
-            self._naps.step(used=used, looking=looking, seconds=step_seconds)
         if judged:
             self._steps += 1
             self._verify_seconds += step_seconds
@@ -228,6 +258,9 @@ class Drafter:
             # Of the latest question, which may have been in an earlier step.
             caught_up_seconds=min(self.provider.caught_up_seconds, draft_seconds),
         )
+        if self.provider.looks_at_steps:
+            seconds = draft_seconds + step_seconds + looking
+            self._over = len(batch), seconds, bool(judged or asked), self._controller.won
 
     def _watch(self, run: Run, record: DraftRecord) -> None:
         """Compare what was guessed for a sequence, whether verified or not, with what it said."""

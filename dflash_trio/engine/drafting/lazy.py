@@ -111,6 +111,10 @@ class LazyDraft:
             assert isinstance(self._provider, RankingProvider)
             self._provider.observe_trees(batch, paths)
 
+    def nap(self, *, asleep: bool) -> None:
+        if self._provider is not None:
+            self._provider.nap(asleep=asleep)
+
     def rewind(self, row: int, length: int) -> None:
         if self._provider is not None:
             self._provider.rewind(row, length)

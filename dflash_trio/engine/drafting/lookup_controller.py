@@ -43,9 +43,6 @@ _HOPELESS = 0.05
 class LookupController:
     """Parameters as of ``controller.DraftController``."""
 
-    trying = False
-    """Nobody saves looks at the text because nothing but tries comes of them."""
-
     def __init__(self, longest: int, *, verify_limit: int, partitioned: bool) -> None:
         self._longest = longest
         self._limit = verify_limit
@@ -56,6 +53,8 @@ class LookupController:
         self._free = FREE_TRIES
         self._pause = FIRST_PAUSE
         self._wait = 0
+        self.won = 0.0
+        """See ``drafter.Controller``. Looking itself is not in it: that is part of each step."""
 
     def new_acceptance(self) -> MatchChances:
         """For a sequence that begins."""
@@ -165,6 +164,7 @@ class LookupController:
         count = len(lengths)
         plain = self._step_costs.estimate(count)
         self._account += ALLOWANCE * plain
+        self.won = committed / count * plain - step_seconds if judged else 0.0
         if judged:
             longest = max(lengths)
             counts = [sum(n > place for n in lengths) for place in range(1, longest)]
@@ -172,6 +172,11 @@ class LookupController:
             self._account += committed / count * plain - thought
         self._account = min(max(self._account, -2 * MOST_OWED * plain), MOST_SAVED * plain)
         self._step_costs.observe_step(lengths, step_seconds, judged=bool(judged))
+
+    def missed(self, sequences: int, seconds: float) -> None:
+        """See ``drafter.Controller``. It saves up for tries all the same."""
+        most = MOST_SAVED * self._step_costs.estimate(sequences)
+        self._account = min(self._account + ALLOWANCE * seconds, most)
 
 
 def _counts(places: Sequence[int], count: int) -> list[int]:

@@ -1,26 +1,53 @@
 """When a draft need not look at what its model computes.
 
-A draft that reads its model's layers costs something in each step, whether anything is guessed or
-not: on a fast device several hundredths of a small model's step. Where guesses have not been worth
-it for long, that is saved: the draft naps for some steps, and is watched again for some, by turns.
-What it missed it does not know, so it guesses worse for a while when it wakes.
+A draft that reads its model's layers, or looks each token up, costs something in each step, whether
+anything is guessed or not: on a fast device a tenth of a small model's step, for copying what goes
+into layers to the host, and for what Python does beside. So it has to win at least that. While it
+is awake, what its guesses win and lose is counted; where that is less than what looking takes, the
+draft naps for some steps, and is watched again for some, by turns. What it missed it may not know,
+so it guesses worse for a while when it wakes.
+
+What looking takes is the difference between plain steps with it and without, from the beginning of
+one to that of the next. So each draft but one that wins much naps for a short while, to find out,
+and now and then again.
 """
 
 from __future__ import annotations
 
-from attrs import define
+from attrs import define, field
 
-AWAKE = 512
+AWAKE = 128
 """Steps without prompts in which it shows whether guesses are worth it."""
-LEAST_USED = 0.03
-"""Of these steps, the share with guesses that were expected to pay. Tries are none: cheap ones come
-to more."""
+SUSPECTED = 0.15
+"""What looking may take, of a step, as long as nothing is known."""
 DEAR = 0.01
 """Of a step: looking that takes less is not worth a nap."""
-FIRST_NAP, LONGEST_NAP = 1024, 8192
-"""Steps. The longest is ten seconds of a model that takes a millisecond."""
+PROBE, FIRST_NAP, LONGEST_NAP = 64, 512, 2048
+"""Steps. Where guesses begin to be worth it, that is found so much later at the worst."""
+STALE = 64
+"""Times awake in a row after which it is looked again what looking takes."""
+_SETTLING = 8
+"""Steps that say nothing, after it fell asleep or woke: llama.cpp plans its memory anew."""
+_BEHIND = 2
+"""Plain steps behind one with guesses say nothing: they may take longer for that."""
 _WEIGHT = 0.05
-"""Of a new measurement."""
+"""Of a new measurement, where there are many."""
+_OUTLIER = 1.5
+"""A step counts as no more than this many times what was known."""
+
+
+@define
+class _Average:
+    """Of plain steps, in seconds, and how many there were."""
+
+    seconds: float = 0.0
+    count: int = 0
+
+    def add(self, seconds: float) -> None:
+        if self.count:
+            seconds = min(seconds, _OUTLIER * self.seconds)
+        self.count += 1
+        self.seconds += max(_WEIGHT, 1 / self.count) * (seconds - self.seconds)
 
 
 @define
@@ -29,27 +56,56 @@ class Naps:
 
     asleep: bool = False
     _steps: int = 0
-    _used: int = 0
-    _share: float = 0.0
-    """What looking takes, of a step."""
-    _next: int = FIRST_NAP
+    _won: float = 0.0
+    _seconds: float = 0.0
+    _next: int = PROBE
+    _since_guesses: int = 0
+    _awake_in_a_row: int = 0
+    # By the number of sequences.
+    _watched: dict[int, _Average] = field(factory=dict)
+    _alone: dict[int, _Average] = field(factory=dict)
 
-    def step(self, *, used: bool, looking: float, seconds: float) -> None:
-        """A step without prompts took ``seconds``, and ``looking`` at it some more. ``used``: it
-        had guesses, and not for a try."""
+    def step(self, sequences: int, seconds: float, *, guessed: bool, won: float) -> None:
+        """A step of so many ``sequences`` without prompts took ``seconds``, with all that comes
+        before the next one. ``won``: by what it had ``guessed``, and lost where that is negative:
+        guesses asked for in vain are lost, too."""
         self._steps += 1
+        self._since_guesses = 0 if guessed else self._since_guesses + 1
+        if self._since_guesses > _BEHIND and self._steps > _SETTLING:
+            table = self._alone if self.asleep else self._watched
+            table.setdefault(sequences, _Average()).add(seconds)
         if self.asleep:
             if self._steps >= self._next:
-                self._next = min(2 * self._next, LONGEST_NAP)
-                self.asleep, self._steps, self._used = False, 0, 0
+                known = self._next != PROBE
+                self._next = min(2 * self._next, LONGEST_NAP) if known else FIRST_NAP
+                self._begin(asleep=False)
             return
-        self._used += used
-        if seconds > 0:
-            self._share += _WEIGHT * (min(1.0, looking / seconds) - self._share)
+        self._won += won
+        self._seconds += seconds
         if self._steps < AWAKE:
             return
-        if self._used >= LEAST_USED * self._steps:
+        share = self._share()
+        takes = SUSPECTED if share is None else share
+        naps = takes > DEAR and self._won < takes * self._seconds
+        self._awake_in_a_row = 0 if naps else self._awake_in_a_row + 1
+        if share is None:
+            self._next = PROBE
+        elif not naps:
             self._next = FIRST_NAP
-        else:
-            self.asleep = self._share > DEAR
-        self._steps = self._used = 0
+            if self._awake_in_a_row >= STALE:
+                self._alone.clear()
+        self._begin(asleep=naps)
+
+    def _begin(self, *, asleep: bool) -> None:
+        self.asleep = asleep
+        self._steps = 0
+        self._won = self._seconds = 0.0
+
+    def _share(self) -> float | None:
+        """What looking takes of a plain step; ``None``: nothing is known of it."""
+        both = [(self._watched[n], slept) for n, slept in self._alone.items() if n in self._watched]
+        steps = sum(slept.count for _, slept in both)
+        if not steps:
+            return None
+        saved = sum(slept.count * (1 - slept.seconds / awake.seconds) for awake, slept in both)
+        return saved / steps

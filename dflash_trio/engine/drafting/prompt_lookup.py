@@ -76,7 +76,7 @@ class PromptLookup:
 
     kind = KIND
     caught_up_seconds = 0.0
-    looks_at_steps = False
+    looks_at_steps = True
 
     def __init__(self, longest: int = LONGEST) -> None:
         self.longest = longest
@@ -122,6 +122,9 @@ class PromptLookup:
 
     def replaced(self, row: int) -> None:
         self._rows.pop(row, None)
+
+    def nap(self, *, asleep: bool) -> None:
+        """Nothing: what it missed it finds in the next question."""
 
     def rests(self, row: int) -> None:
         # Half a kilobyte a token: a later sequence is looked through again, which takes less than

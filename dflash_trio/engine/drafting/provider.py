@@ -49,8 +49,8 @@ class DraftProvider(Protocol):
 
     @property
     def looks_at_steps(self) -> bool:
-        """:meth:`observe` reads what the model computed, which takes its time. It may be left out
-        for some steps: then nothing is known of what they brought."""
+        """Each step takes longer with it, whether anything is guessed or not. It may be left out
+        for some: then nothing need be known of what they brought."""
         ...
 
     @property
@@ -74,6 +74,10 @@ class DraftProvider(Protocol):
         """After a step of the model: of ``batch[i]``, the first ``kept[i]`` tokens stay in the
         cache. Called before rejected tokens are rewound and before the next step, while what
         the step computed can still be read."""
+        ...
+
+    def nap(self, *, asleep: bool) -> None:
+        """Neither :meth:`observe` nor :meth:`propose` is called from now on; or both are again."""
         ...
 
     def rewind(self, row: int, length: int) -> None:

@@ -25,12 +25,14 @@ class StepCosts(CostTable):
     """Seconds of whole steps, by their tokens.
 
     ``partitioned``: the cache computes sequences in one pass only as far as their parts of the
-    batch are equally long.
+    batch are equally long. What such a pass takes is told apart from steps of one pass: a GPU
+    builds a graph anew for each, and would make plain steps of the same size seem slower.
     """
 
     def __init__(self, *, partitioned: bool) -> None:
         super().__init__()
         self._partitioned = partitioned
+        self._pieces = CostTable()
         # Of the first plain step behind one with guesses, the second, ...: what it takes longer by,
         # in plain steps.
         self._longer: list[float | None] = [None] * AFTER
@@ -46,9 +48,23 @@ class StepCosts(CostTable):
         ..., with what plain ones behind it take longer, where so many steps with guesses are to
         come ``in_a_row``. ``boldly``: what is larger than anything measured takes as long as the
         largest."""
-        most = self.largest if boldly else 1 << 30
-        seconds = sum(self.estimate(min(size, most)) for size in self._passes(count, counts))
+        passes = self._passes(count, counts)
+        if len(passes) == 1:
+            most = super().largest if boldly else passes[0]
+            seconds = self.estimate(min(passes[0], most))
+        else:
+            seconds = sum(self._piece(size, boldly=boldly) for size in passes)
         return seconds + self.switching(count) / in_a_row
+
+    @property
+    def largest(self) -> int:
+        return max(super().largest, self._pieces.largest)
+
+    def _piece(self, size: int, *, boldly: bool = False) -> float:
+        """Seconds of one pass of several."""
+        known = self._pieces.largest
+        most = (known or self.largest) if boldly else size
+        return (self._pieces if known else self).estimate(min(size, most))
 
     def switching(self, count: int) -> float:
         """Seconds that the plain steps of ``count`` sequences behind one with guesses take longer
@@ -102,11 +118,11 @@ class StepCosts(CostTable):
             self.observe(passes[0], seconds)
             return
         # Shared out by what each piece is thought to take.
-        expected = [self.estimate(size) for size in passes]
+        expected = [self._piece(size) for size in passes]
         whole = sum(expected)
         for size, part in zip(passes, expected, strict=True):
             if whole:
-                self.observe(size, seconds * part / whole)
+                self._pieces.observe(size, seconds * part / whole)
 
     def _observe_plain(self, count: int, seconds: float) -> None:
         place, self._since_guesses = self._since_guesses, min(AFTER, self._since_guesses + 1)

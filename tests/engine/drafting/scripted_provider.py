@@ -105,6 +105,9 @@ class CheckingProvider:
     def replaced(self, row: int) -> None:
         self.rows[row] = None
 
+    def nap(self, *, asleep: bool) -> None:
+        """Nothing comes of it."""
+
     def rests(self, row: int) -> None:
         self.rested.append(row)
 

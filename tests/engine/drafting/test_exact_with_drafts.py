@@ -18,6 +18,7 @@ from dflash_trio.config import DevicePlacement
 from dflash_trio.engine.admission import Hold, KVLedger
 from dflash_trio.engine.context_size import context_size, draft_context
 from dflash_trio.engine.draft_file import check_draft_file
+from dflash_trio.engine.drafting import naps
 from dflash_trio.engine.drafting.drafter import Drafter
 from dflash_trio.engine.drafting.provider import DraftProvider
 from dflash_trio.engine.llama_dflash import DFlashProvider
@@ -187,6 +188,35 @@ def test_what_is_kept_of_earlier_prompts_changes_nothing(house: House, draft: st
     assert said == plain
     assert drafts is not None
     assert drafts.proposed > 0
+
+
+@pytest.mark.parametrize("napping", ["untrained", "trained"])
+def test_a_draft_that_naps_between_two_guesses_changes_nothing(
+    house: House, napping: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(naps, "AWAKE", 4)
+    monkeypatch.setattr(naps, "SUSPECTED", 1e9)
+    for nap in ("PROBE", "FIRST_NAP", "LONGEST_NAP"):
+        monkeypatch.setattr(naps, nap, 3)
+    monkeypatch.setattr(naps.Naps, "_share", lambda _: None)  # whatever it wins, it naps again
+    provider = house.drafts[napping]
+    told: list[bool] = []
+    tell = provider.nap
+
+    def watched(*, asleep: bool) -> None:
+        told.append(asleep)
+        tell(asleep=asleep)
+
+    monkeypatch.setattr(provider, "nap", watched)
+    try:
+        said, drafts = house.run(house.requests, napping)
+    finally:
+        tell(asleep=False)
+    assert said == house.plain
+    assert told == [place % 2 == 0 for place in range(len(told))]
+    assert len(told) > 3
+    assert drafts is not None
+    assert drafts.proposed > 20
 
 
 def test_who_leaves_inside_a_run_takes_nothing_along(house: House, draft: str) -> None:

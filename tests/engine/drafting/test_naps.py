@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dflash_trio.engine.drafting.controller import DraftController
 from dflash_trio.engine.drafting.drafter import Drafter
-from dflash_trio.engine.drafting.naps import AWAKE, FIRST_NAP, LONGEST_NAP, Naps
+from dflash_trio.engine.drafting.naps import (
+    AWAKE,
+    FIRST_NAP,
+    LONGEST_NAP,
+    PROBE,
+    STALE,
+    Naps,
+)
 from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.model_runner import BatchSlice
 
 
-def spent_awake(naps: Naps, steps: int, *, used: bool = False, looking: float = 0.1) -> list[bool]:
+def spent_awake(
+    naps: Naps, steps: int, *, won: float = 0.0, takes: float = 0.1, sequences: int = 1
+) -> list[bool]:
+    """``won``: in each step that it is awake for; ``takes``: what looking takes of a plain step."""
     awake = []
-    for _ in range(steps):
-        awake.append(not naps.asleep)
-        naps.step(used=used and not naps.asleep, looking=looking, seconds=1.0)
+    for at in range(steps):
+        looks = not naps.asleep
+        awake.append(looks)
+        guessed = looks and won != 0 and at % 4 == 0
+        naps.step(sequences, 1.0 + takes * looks, guessed=guessed, won=4 * won if guessed else 0.0)
     return awake
 
 
 def test_naps_become_longer_while_guesses_are_not_worth_it() -> None:
     awake = spent_awake(Naps(), 60_000)
+    probed = AWAKE + PROBE
     assert all(awake[:AWAKE])
-    assert not any(awake[AWAKE : AWAKE + FIRST_NAP])
-    assert sum(awake[20_000:]) / 40_000 < 0.07
+    assert not any(awake[AWAKE:probed])
+    assert all(awake[probed : probed + AWAKE])
+    assert not any(awake[probed + AWAKE : probed + AWAKE + FIRST_NAP])
     late = awake[20_000:]
+    assert sum(late) / len(late) < 0.07
     asleep, longest = 0, 0
     for is_awake in late:
         asleep = 0 if is_awake else asleep + 1
@@ -35,24 +51,75 @@ def test_naps_become_longer_while_guesses_are_not_worth_it() -> None:
     assert longest == LONGEST_NAP
 
 
-def test_a_draft_that_guesses_does_not_nap() -> None:
-    assert all(spent_awake(Naps(), 5000, used=True))
+def test_a_draft_that_wins_more_than_looking_takes_does_not_nap() -> None:
+    assert all(spent_awake(Naps(), 5000, won=0.2))
+    # Less than looking might take, and yet more than it takes: known after a short nap.
+    awake = spent_awake(Naps(), STALE * AWAKE, won=0.025, takes=0.015)
+    assert awake.count(False) == PROBE
 
 
-def test_looking_that_costs_next_to_nothing_is_not_saved() -> None:
-    assert all(spent_awake(Naps(), 5000, looking=0.01))
+def test_a_draft_that_wins_less_than_looking_takes_naps() -> None:
+    awake = spent_awake(Naps(), 60_000, won=0.05, takes=0.1)
+    assert sum(awake[20_000:]) / 40_000 < 0.07
+
+
+def test_looking_that_costs_next_to_nothing_is_saved_now_and_then_to_find_that_out() -> None:
+    awake = spent_awake(Naps(), STALE * AWAKE, takes=0.005)
+    assert awake.count(False) == PROBE
+    again = spent_awake(Naps(), 3 * (STALE * AWAKE + PROBE), takes=0.005)
+    assert again.count(False) == 3 * PROBE
+
+
+def test_slow_steps_after_it_fell_asleep_or_woke_say_nothing() -> None:
+    naps = Naps()
+    awake, since, before = 0, 0, False
+    for _ in range(60_000):
+        since = 0 if naps.asleep is not before else since + 1
+        before = naps.asleep
+        awake += not naps.asleep
+        seconds = 1.0 if naps.asleep else 1.1
+        naps.step(1, 12.0 * seconds if since < 4 else seconds, guessed=False, won=0.0)
+    assert awake / 60_000 < 0.07
 
 
 def test_a_draft_that_became_useful_naps_shortly_next_time() -> None:
     naps = Naps()
     spent_awake(naps, 60_000)
     while naps.asleep:
-        naps.step(used=False, looking=0.0, seconds=1.0)
-    spent_awake(naps, AWAKE, used=True)
+        naps.step(1, 1.0, guessed=False, won=0.0)
+    spent_awake(naps, AWAKE, won=0.2)
+    assert not naps.asleep
     spent_awake(naps, AWAKE)
     assert naps.asleep
     assert not any(spent_awake(naps, FIRST_NAP))
     assert not naps.asleep
+
+
+def test_what_looking_takes_is_told_apart_from_how_many_sequences_there_are() -> None:
+    naps = Naps()
+    for round_ in range(60):
+        # Awake it is mostly alone, and asleep there are sixteen, whose steps take longer.
+        for _ in range(100):
+            sequences = 16 if naps.asleep or round_ % 2 else 1
+            seconds = (4.0 if sequences == 16 else 1.0) * (1.0 if naps.asleep else 1.002)
+            naps.step(sequences, seconds, guessed=False, won=0.0)
+    assert not naps.asleep
+
+
+def test_one_slow_step_is_no_reason_to_nap() -> None:
+    naps = Naps()
+    for at in range(20_000):
+        slow = at % 400 == 7 and not naps.asleep
+        naps.step(1, 40.0 if slow else 1.0, guessed=False, won=0.0)
+    assert not naps.asleep
+
+
+def step_over(drafter: Drafter, batch: list[BatchSlice], run: Any) -> None:
+    """As the scheduler does."""
+    if drafter.asleep:
+        drafter.missed(batch)
+    else:
+        drafter.observe(batch, [1], [[run]])
 
 
 class Counting:
@@ -60,19 +127,27 @@ class Counting:
 
     kind, longest, matched, caught_up_seconds = "counting", 4, (), 0.0
 
-    def __init__(self, looks: bool) -> None:
+    def __init__(self, looks: bool, looking: Callable[[], None]) -> None:
         self.looks_at_steps = looks
+        self.looking = looking
         self.observed = 0
+        self.asleep = False
 
     def observe(self, batch: Sequence[BatchSlice], kept: Sequence[int]) -> None:
+        assert not self.asleep
         self.observed += 1
+        self.looking()
+
+    def nap(self, *, asleep: bool) -> None:
+        assert asleep is not self.asleep
+        self.asleep = asleep
 
 
 class Never:
     """A controller that thinks nothing of guesses, and counts how often it is asked."""
 
     asked = 0
-    trying = False
+    won = 0.0
 
     def new_acceptance(self) -> None:
         return None
@@ -84,30 +159,33 @@ class Never:
     def observe(self, *_: object, **__: object) -> None:
         pass
 
+    def missed(self, *_: object) -> None:
+        pass
+
 
 @pytest.mark.parametrize("looks", [True, False])
 def test_a_napping_draft_is_told_of_no_step_and_asked_nothing(looks: bool) -> None:
     now = 0.0
 
-    def clock() -> float:
+    def looking() -> None:
         nonlocal now
-        now += 0.001  # each look at the clock: so looking takes as long as the step
-        return now
+        now += 0.001
 
-    provider = Counting(looks)
+    provider = Counting(looks, looking)
     controller = Never()
-    drafter = Drafter(provider, controller, clock=clock)  # type: ignore[arg-type]
+    drafter = Drafter(provider, controller, clock=lambda: now)  # type: ignore[arg-type]
     record = drafter.new_record([1])
-    steps = AWAKE + FIRST_NAP + 10
+    steps = AWAKE + PROBE + AWAKE + FIRST_NAP + 10
     for at in range(steps):
         assert drafter.choose([record]) == 0
         drafter.step_begins()
+        now += 0.001
         run = SimpleNamespace(
             sequence=SimpleNamespace(drafts=record), kept=1, accepted=0, judged=0, right=(),
             error=None,
         )  # fmt: skip
-        drafter.observe([BatchSlice(0, at, (1,), 1)], [1], [[run]])  # type: ignore[list-item]
-    watched = AWAKE + 10 if looks else steps
+        step_over(drafter, [BatchSlice(0, at, (1,), 1)], run)
+    watched = 2 * AWAKE + 10 if looks else steps
     assert provider.observed == controller.asked == watched
 
 
@@ -127,7 +205,7 @@ def test_a_draft_that_is_never_right_naps_however_cheap_its_tries_are(length: in
         nonlocal now
         now += 0.0001
 
-    wrong.propose, wrong.observe = propose, observe
+    wrong.propose, wrong.observe, wrong.nap = propose, observe, lambda asleep: None
     controller = DraftController(15, verify_limit=256, partitioned=False)
     drafter = Drafter(wrong, controller, clock=lambda: now)  # type: ignore[arg-type]
     shown = 0
@@ -145,6 +223,6 @@ def test_a_draft_that_is_never_right_naps_however_cheap_its_tries_are(length: in
         )  # fmt: skip
         tokens = (1, *guesses)
         before = now
-        drafter.observe([BatchSlice(0, at, tokens, len(tokens))], [1], [[run]])  # type: ignore[list-item]
+        step_over(drafter, [BatchSlice(0, at, tokens, len(tokens))], run)
         shown += now > before
     assert shown < 6 * AWAKE

@@ -401,7 +401,12 @@ class EngineWorker:
             )
         # What follows a match costs nothing to look up, and tells how sure it is.
         decide = LookupController if isinstance(model.drafts, PromptLookup) else DraftController
-        controller = decide(longest, verify_limit=limit, partitioned=partitioned)
+        controller = decide(
+            longest,
+            verify_limit=limit,
+            partitioned=partitioned,
+            builds_graphs=model.runner.wants_runs,
+        )
         return Drafter(model.drafts, controller, on_drafted=drafted, on_working=working)
 
     def _publish_now(self, scheduler: Scheduler) -> None:

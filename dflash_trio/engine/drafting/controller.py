@@ -56,8 +56,8 @@ ENOUGH_EVIDENCE = 1.5
 class DraftController:
     """``longest``: tokens that can be guessed in one go, in a tree or one after the other.
     ``verify_limit``: tokens that a batch with guesses has at most. ``partitioned``: the cache
-    computes sequences in one pass only as far as their parts of the batch are equally long.
-    ``acceptance``: how guesses are judged."""
+    computes sequences in one pass only as far as their parts of the batch are equally long, and
+    ``builds_graphs`` anew for each pass of several. ``acceptance``: how guesses are judged."""
 
     def __init__(
         self,
@@ -65,11 +65,12 @@ class DraftController:
         *,
         verify_limit: int,
         partitioned: bool,
+        builds_graphs: bool = False,
         acceptance: type[Acceptance] = Acceptance,
     ) -> None:
         self._longest = longest
         self._limit = verify_limit
-        self._step_costs = StepCosts(partitioned=partitioned)
+        self._step_costs = StepCosts(partitioned=partitioned, builds_graphs=builds_graphs)
         # Of guessing, by the tokens asked for; by the octave of the number of sequences.
         self._draft_costs: dict[int, CostTable] = {}
         self._new_acceptance = acceptance

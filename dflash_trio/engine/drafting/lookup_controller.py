@@ -43,10 +43,12 @@ _HOPELESS = 0.05
 class LookupController:
     """Parameters as of ``controller.DraftController``."""
 
-    def __init__(self, longest: int, *, verify_limit: int, partitioned: bool) -> None:
+    def __init__(
+        self, longest: int, *, verify_limit: int, partitioned: bool, builds_graphs: bool = False
+    ) -> None:
         self._longest = longest
         self._limit = verify_limit
-        self._step_costs = StepCosts(partitioned=partitioned)
+        self._step_costs = StepCosts(partitioned=partitioned, builds_graphs=builds_graphs)
         self._chances = MatchChances(fading=0.98, weight=16.0)
         self._account = 0.0
         self._on = False

@@ -25,14 +25,15 @@ class StepCosts(CostTable):
     """Seconds of whole steps, by their tokens.
 
     ``partitioned``: the cache computes sequences in one pass only as far as their parts of the
-    batch are equally long. What such a pass takes is told apart from steps of one pass: a GPU
-    builds a graph anew for each, and would make plain steps of the same size seem slower.
+    batch are equally long. ``builds_graphs``: it builds a graph anew for each pass of several, as
+    a GPU does. What they take is told apart then from steps of one pass, since it would make plain
+    steps of the same size seem slower.
     """
 
-    def __init__(self, *, partitioned: bool) -> None:
+    def __init__(self, *, partitioned: bool, builds_graphs: bool = False) -> None:
         super().__init__()
         self._partitioned = partitioned
-        self._pieces = CostTable()
+        self._pieces = CostTable() if builds_graphs else None
         # Of the first plain step behind one with guesses, the second, ...: what it takes longer by,
         # in plain steps.
         self._longer: list[float | None] = [None] * AFTER
@@ -58,13 +59,12 @@ class StepCosts(CostTable):
 
     @property
     def largest(self) -> int:
-        return max(super().largest, self._pieces.largest)
+        return max(super().largest, self._pieces.largest if self._pieces is not None else 0)
 
     def _piece(self, size: int, *, boldly: bool = False) -> float:
         """Seconds of one pass of several."""
-        known = self._pieces.largest
-        most = (known or self.largest) if boldly else size
-        return (self._pieces if known else self).estimate(min(size, most))
+        known = self._pieces if self._pieces is not None and self._pieces.largest else self
+        return known.estimate(min(size, known.largest) if boldly else size)
 
     def switching(self, count: int) -> float:
         """Seconds that the plain steps of ``count`` sequences behind one with guesses take longer
@@ -122,7 +122,9 @@ class StepCosts(CostTable):
         whole = sum(expected)
         for size, part in zip(passes, expected, strict=True):
             if whole:
-                self._pieces.observe(size, seconds * part / whole)
+                (self if self._pieces is None else self._pieces).observe(
+                    size, seconds * part / whole
+                )
 
     def _observe_plain(self, count: int, seconds: float) -> None:
         place, self._since_guesses = self._since_guesses, min(AFTER, self._since_guesses + 1)

@@ -17,7 +17,9 @@ from .model_runner import BatchSlice
 
 WORTH = 64
 """Tokens in vain for a part less, at most. A part reads all weights of the model once, and about so
-many tokens take a GPU as long to compute, whatever the model's size."""
+many tokens take a GPU as long to compute, if it is all the GPU's."""
+FAR = 1024
+"""Cells that a filled row may have more than any of the batch: all in a part look at as many."""
 ANY_TOKEN = 0
 """Every vocabulary has it."""
 
@@ -48,9 +50,10 @@ def fillers(
         left = room
         rows = sorted(targets)
         wanted = [(range(row, row + 1), targets[row] - sizes[row]) for row in rows]
+        longest = min(max_ctx, max(ends.values()) + FAR)
         for rows_between, count in wanted + _holes(targets):
             begins = [ends[row] if row in ends else length_of(row) for row in rows_between]
-            if count and count * len(begins) <= left and max(begins) + count <= max_ctx:
+            if count and count * len(begins) <= left and max(begins) + count <= longest:
                 found |= dict.fromkeys(rows_between, count)
                 left -= count * len(begins)
         return found

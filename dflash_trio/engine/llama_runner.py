@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
@@ -35,7 +34,7 @@ from .llama_batch import LlamaBatch
 from .llama_fillers import filler_room, fillers
 from .llama_logprobs import token_logprob
 from .llama_memory import seq_cp, seq_pos_max, seq_rm
-from .llama_metadata import description, experts_to_one, metadata
+from .llama_metadata import cpu_batching, description, metadata
 from .llama_model_params import CACHE_TYPES, FLASH_ATTENTION, ModelParams, find_devices
 from .llama_outputs import OutputArray
 from .llama_sampler import ChainSampler, GreedySampler, SamplingThreads
@@ -52,9 +51,6 @@ from .model_runner import (
     TokenSampler,
 )
 from .pace import MANY_TOKENS, Pace, prompt_tokens
-
-_FULL_CPU = 32
-"""Tokens. Measured on two cores: a prompt's token takes as long among 16 as among 512."""
 
 
 @frozen
@@ -122,6 +118,7 @@ class LlamaRunner:
         self._logits: Any = None
         self._likeliest: Any = None
         self._pace = Pace()
+        self._chunk = spec.chunk
         self._sampling = (
             SamplingThreads(spec.sampling_threads) if spec.sampling_threads > 1 else None
         )
@@ -256,11 +253,9 @@ class LlamaRunner:
         )
         rewinds = self.rewinds_freely and (not self._window or params.swa_full)  # for fillers
         self.wants_runs = bool(self._size.partitioned and self._is_asynchronous and rewinds)
-        self.batching = Batching(
-            # A CPU is busy with a few tokens; experts want so many that each of them has some.
-            full=_FULL_CPU * experts_to_one(self._model) if on_cpu else sys.maxsize,
-            apart=on_cpu or (self._size.partitioned and self._is_asynchronous),
-        )
+        self._fills_rows = self.wants_runs and not spec.cpu_moe  # experts there take their time
+        apart = self._size.partitioned and self._is_asynchronous
+        self.batching = cpu_batching(self._model) if on_cpu else Batching(apart=apart)
         # Beside the model's files, all that the bytes of save() depend on. Sizes are among them:
         # they decide on the layout, and in some models on the factors of rotary positions.
         self.state_facts = (
@@ -300,7 +295,7 @@ class LlamaRunner:
         self.rewind(0, 0)
         if self._is_asynchronous:
             # Small steps would never tell how fast prompts are. The first of the two is cold.
-            count = min(2 * MANY_TOKENS, self._batch.capacity, self.max_ctx)
+            count = min(2 * MANY_TOKENS, self._chunk, self.max_ctx)
             for _ in range(2):
                 self._pace = Pace(min(MANY_TOKENS, count))
                 if self.decode([BatchSlice(0, 0, (0,) * count, 1)]) is DecodeOutcome.DONE:
@@ -311,7 +306,7 @@ class LlamaRunner:
         self, batch: Sequence[BatchSlice], launched: Callable[[], None] = lambda: None
     ) -> DecodeOutcome:
         trees = any(item.parents is not None for item in batch)
-        room = self._batch.capacity if self.wants_runs else 0
+        room = self._batch.capacity if self._fills_rows else 0
         between = fillers(batch, self.sequence_length, self.max_ctx, room)
         self._batch.fill([*batch, *between], self._trees.prepare(batch) if trees else None)
         self._logits = self._likeliest = None

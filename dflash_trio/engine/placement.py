@@ -191,7 +191,10 @@ def _place_draft(
             f"{label}: --draft-device {device}: {draft.path} uses the embeddings of its model, "
             f"which is on {theirs}: leave --draft-device out"
         )
-    needs = estimate(draft_demand(model, file, draft, gpus=0 if device.is_cpu else 1))
+    gpus_of_draft = 0 if device.is_cpu else 1
+    needs = estimate(
+        draft_demand(model, file, draft, gpus=gpus_of_draft, beside_gpu=not target.on_cpu)
+    )
     before = plan
     try:
         plan = plan.taking([] if device.is_cpu else [str(device)], needs)
@@ -205,13 +208,22 @@ def _place_draft(
     return evolve(target, draft=placed, warnings=(*target.warnings, *warnings)), plan
 
 
-def draft_demand(model: ModelConfig, file: ModelFile, draft: DraftFile, *, gpus: int) -> Demand:
-    """A block's draft as the estimate wants it, on that many GPUs (one or none)."""
+def draft_demand(
+    model: ModelConfig,
+    file: ModelFile,
+    draft: DraftFile,
+    *,
+    gpus: int,
+    beside_gpu: bool | None = None,
+) -> Demand:
+    """A block's draft as the estimate wants it, on that many GPUs (one or none). ``beside_gpu``:
+    its model is on one; ``None``: as the draft is."""
+    beside_gpu = bool(gpus) if beside_gpu is None else beside_gpu
     target = demand_of(model, file, draft, gpus=gpus)
     slots = model.max_concurrency
     batch = draft_batch(slots, draft.block) if draft.is_block_draft else target.microbatch
     tokens = model.chunk + (target.outputs or slots)
-    if gpus and target.context.partitioned:
+    if beside_gpu and target.context.partitioned:
         tokens += filler_room(model.chunk, slots)
     step = tokens * draft.feature_bytes
     waiting = pending_bytes(step) if draft.is_block_draft else 0

@@ -52,6 +52,8 @@ class PrefillTurns:
     _spent: int = field(default=0, init=False)
     _steps: int = field(default=0, init=False)
     _of_oldest: int = field(default=0, init=False)
+    _passed_over: int = field(default=0, init=False)
+    """Steps in which the oldest had no part, in a row."""
 
     def next(
         self, prefilling: AbstractSequence[Sequence], *, decoding: bool
@@ -68,19 +70,23 @@ class PrefillTurns:
         if not prefilling:
             self._begin_round()
             return [], True
-        sure = self._chunk // 2 - self._of_oldest
-        if self._steps == MOST_STEPS - 1:
-            sure = self._chunk
         shares = prefill_shares(
-            prefilling, self._chunk - self._spent, sure=sure, full=self._batching.full
+            prefilling,
+            self._chunk - self._spent,
+            chunk=self._chunk,
+            sure=self._chunk // 2 - self._of_oldest,
+            full=self._batching.full,
+            oldest_first=self._passed_over >= MOST_STEPS - 1,
         )
+        of_oldest = sum(share for s, share in shares if s is prefilling[0])
+        self._passed_over = 0 if of_oldest else self._passed_over + 1
         tokens = sum(share for _, share in shares)
         if not self._batching.apart or (decoding and tokens <= RIDES):
             self._begin_round()
             return shares, True
         self._spent += tokens
         self._steps += 1
-        self._of_oldest += sum(share for s, share in shares if s is prefilling[0])
+        self._of_oldest += of_oldest
         return shares, False
 
     def _begin_round(self) -> None:
@@ -88,20 +94,29 @@ class PrefillTurns:
 
 
 def prefill_shares(
-    prefilling: AbstractSequence[Sequence], budget: int, *, sure: int, full: int
+    prefilling: AbstractSequence[Sequence],
+    budget: int,
+    *,
+    chunk: int,
+    sure: int,
+    full: int,
+    oldest_first: bool = False,
 ) -> Shares:
     """How many tokens of each prompt go into a step of ``budget`` prefill tokens. Keeps the order.
 
     Those who need least come first, whole, until the step is ``full``: their first tokens come
-    early, and a long prompt cannot starve a short one. ``sure`` tokens are the oldest one's, so
-    that short ones cannot starve a long one either. What would fit into a step of its own is not
-    cut, but for the oldest one.
+    early, and a long prompt cannot starve a short one. ``sure`` tokens are left to the oldest one,
+    here or in a later step, and now and then it comes ``oldest_first``: so short ones cannot starve
+    it either. What would fit into a ``chunk`` is not cut, but for the oldest one.
     """
     oldest = prefilling[0]
     sure = max(0, min(oldest.to_prefill - oldest.computed, sure, budget))
     shares: dict[int, int] = {}
-    left, whole = budget, budget
-    for sequence in sorted(prefilling, key=lambda s: s.to_prefill - s.computed):
+    left = budget
+    order = sorted(prefilling, key=lambda s: s.to_prefill - s.computed)
+    if oldest_first:
+        order.sort(key=lambda s: s is not oldest)
+    for sequence in order:
         if budget - left >= full:
             break
         need = sequence.to_prefill - sequence.computed
@@ -109,7 +124,7 @@ def prefill_shares(
             share, sure = min(need, left), 0
         else:
             share = min(need, left - sure)
-            if share < need <= whole and shares:
+            if share < need <= chunk:
                 continue
         if share > 0:
             shares[id(sequence)] = share

@@ -1,9 +1,9 @@
 """The scheduler: what goes into the next batch, and what comes out of it.
 
 A step is three calls: :meth:`Scheduler.plan` chooses slices, the runner decodes them, and
-``_take_outputs`` samples, detokenizes and decides who is done. Every running sequence gets one
-token a step, and between two of them prompts are worked off by a chunk at most (continuous
-batching), so no prompt, however long, delays its neighbours by more.
+``_take_outputs`` samples, detokenizes and decides who is done. A step has one token of every
+running sequence, or parts of prompts, or both (continuous batching); between two tokens of who runs
+prompts are worked off by a chunk at most, so no prompt, however long, delays others by more.
 
 When the pool has no cell for somebody's next token, the newest generation is paused: it gives its
 cells back and computes them again once there are enough, oldest first. The oldest always goes on.
@@ -183,6 +183,8 @@ class Scheduler:
                 return True
             if outcome is DecodeOutcome.ABORTED:
                 # Everybody in the batch is to go, which is in the inbox already.
+                if self._drafter is not None:
+                    self._drafter.step_is_lost()
                 return True
             if self._drafter is not None and drop_proposals(planned):
                 continue

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trio.engine.llama_fillers import WORTH, fillers, parts
+from dflash_trio.engine.llama_fillers import FAR, WORTH, fillers, parts
 from dflash_trio.engine.llama_runner import LlamaRunner
 from dflash_trio.engine.model_runner import BatchSlice, DecodeOutcome
 from dflash_trio.engine.prefix_cache import PrefixCache
@@ -62,6 +62,12 @@ def test_what_costs_more_than_it_spares_is_not_filled() -> None:
     assert filled(sized(r1=33, r4=33)) == []
 
 
+def test_a_gap_is_not_filled_in_a_row_that_is_far_longer_than_those_beside_it() -> None:
+    batch = slices(0, 2)
+    assert fillers(batch, lambda _row: FAR, 10_000, 100)
+    assert not fillers(batch, lambda _row: FAR + 6, 10_000, 100)
+
+
 def test_no_batch_and_no_row_becomes_too_large() -> None:
     assert filled(slices(0, 3, tokens=16), capacity=64) == [(1, 0, 16), (2, 0, 16)]
     assert filled(slices(0, 3, tokens=16), capacity=63) == []
@@ -111,7 +117,7 @@ def two_runners(smollm2: Path) -> Iterator[tuple[LlamaRunner, LlamaRunner]]:
 @pytest.mark.real
 def test_fillers_change_no_row_and_no_output(two_runners: tuple[LlamaRunner, LlamaRunner]) -> None:
     plain, filling = two_runners
-    filling.wants_runs = True  # as on a GPU
+    filling.wants_runs = filling._fills_rows = True  # as on a GPU
     dice = random.Random(5)
     held: dict[int, list[int]] = {row: [] for row in range(4)}
     for rows in ([1], [0, 3], [2], [3, 0], [0, 2, 3], [3, 1], [0, 3]):

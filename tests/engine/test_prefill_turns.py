@@ -22,9 +22,19 @@ class Prompt:
     computed: int = 0
 
 
-def shared(prompts: list[Prompt], budget: int, *, sure: int = 0, full: int = 10**6) -> list[int]:
+def shared(
+    prompts: list[Prompt],
+    budget: int,
+    *,
+    chunk: int = 0,
+    sure: int = 0,
+    full: int = 10**6,
+    first: bool = False,
+) -> list[int]:
     """Each prompt's share."""
-    found = prefill_shares(cast(Any, prompts), budget, sure=sure, full=full)
+    found = prefill_shares(
+        cast(Any, prompts), budget, chunk=chunk or budget, sure=sure, full=full, oldest_first=first
+    )
     shares = {id(prompt): share for prompt, share in found}
     assert [prompt for prompt, _ in found] == [p for p in prompts if id(p) in shares]
     return [shares.get(id(prompt), 0) for prompt in prompts]
@@ -96,26 +106,42 @@ def test_who_runs_waits_for_a_chunk_and_a_few_steps_at_most(
             tokens = steps = 0
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.integers(1, 60), st.integers(1, 4), st.sampled_from([CPU, GPU]), st.booleans())
-def test_a_flood_of_short_prompts_does_not_starve_a_long_one(
-    short: int, at_once: int, batching: Batching, decoding: bool
+def test_what_fits_into_a_chunk_is_not_cut_but_for_the_oldest() -> None:
+    assert shared([Prompt(60), Prompt(33)], 62, chunk=512, sure=60, full=32) == [60, 0]
+    assert shared([Prompt(60), Prompt(33)], 20, chunk=512) == [20, 0]
+
+
+def test_the_oldest_comes_first_where_it_was_passed_over() -> None:
+    assert shared([Prompt(100), Prompt(40)], 512, full=32, first=True) == [100, 0]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    chunk=st.sampled_from([1, 16, 128, 512]),
+    need=st.integers(1, 700),
+    short=st.integers(1, 90),
+    batching=st.sampled_from([CPU, GPU, TOGETHER]),
+    decoding=st.booleans(),
+)
+def test_a_flood_of_shorter_prompts_does_not_starve_the_oldest(
+    chunk: int, need: int, short: int, batching: Batching, decoding: bool
 ) -> None:
-    chunk = 128
     turns = PrefillTurns(chunk, batching)
-    long = Prompt(2000)
-    waiting = [long]
-    rounds = steps = 0
-    while long.computed < long.to_prefill:
-        waiting += [Prompt(short) for _ in range(at_once)] if len(waiting) < 20 else []
-        shares, decodes = turns.next(cast(Any, waiting), decoding=decoding)
+    oldest = Prompt(need)
+    waiting = [oldest]
+    passed_over = steps = 0
+    while oldest.computed < need:
+        waiting += [Prompt(short)] * (2 - len(waiting))
+        waiting += [Prompt(min(short, need - oldest.computed))] * (len(waiting) < 3)
+        before = oldest.computed
+        shares, _ = turns.next(cast(Any, waiting), decoding=decoding)
         advance(cast(Any, shares))
         waiting = [prompt for prompt in waiting if prompt.computed < prompt.to_prefill]
-        rounds += decodes
+        passed_over = 0 if oldest.computed > before else passed_over + 1
         steps += 1
-        assert steps < 2000
-    # A half of each chunk is the long one's, or what is left for the last step of a round.
-    assert rounds <= 2000 / (chunk / 16)
+        assert passed_over <= 2 * MOST_STEPS
+    # Each of its turns is a half of a chunk at least, or what is left of one, or all that it wants.
+    assert steps <= 2 * MOST_STEPS * (need + 1)
 
 
 def test_few_tokens_go_with_the_others_next_tokens() -> None:

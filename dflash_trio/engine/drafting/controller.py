@@ -59,6 +59,8 @@ class DraftController:
     computes sequences in one pass only as far as their parts of the batch are equally long, and
     ``builds_graphs`` anew for each pass of several. ``acceptance``: how guesses are judged."""
 
+    asks_always = False
+
     def __init__(
         self,
         longest: int,

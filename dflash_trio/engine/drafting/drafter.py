@@ -29,6 +29,11 @@ class Controller(Protocol):
         """Seconds that the guesses of the latest step won, against plain ones; negative: lost."""
         ...
 
+    @property
+    def asks_always(self) -> bool:
+        """It asks in each step, and what that takes is no loss but part of each step."""
+        ...
+
     def new_acceptance(self) -> Any: ...
 
     def choose(self, sequences: Sequence[Any]) -> int: ...
@@ -106,6 +111,7 @@ class Drafter:
         """The provider was loaded again: it is looked at, whatever was known of the one before."""
         self._naps = Naps()
         self._asleep = False
+        self._over = None
 
     @property
     def asleep(self) -> bool:
@@ -122,7 +128,7 @@ class Drafter:
             # Here, before anything is guessed, and so never between a guess and what comes of it.
             self._asleep = self._naps.asleep
             self.provider.nap(asleep=self._asleep)
-        if self._asleep:
+        if self._asleep or (self._naps.wants_plain and not self._controller.asks_always):
             self._asked = 0
             return 0
         self._asked = self._controller.choose([r.acceptance for r in records if r is not None])
@@ -201,7 +207,13 @@ class Drafter:
             self._over = None
             # Up to here; but where nobody was there for a while, that is none of its time.
             seconds = min(self._began - before, _LONGER * least)
-            self._naps.step(sequences, seconds, guessed=guessed, won=won)
+            # While prompts wait nobody chooses, and so it may not nap yet, or still does.
+            if self._naps.asleep is self._asleep:
+                self._naps.step(sequences, seconds, guessed=guessed, won=won)
+
+    def step_is_lost(self) -> None:
+        """The step was broken off: nothing comes of what was guessed for it."""
+        self._asked, self._drafting = 0, 0.0
 
     def missed(self, batch: Sequence[BatchSlice]) -> None:
         """After a step that it slept through."""
@@ -260,7 +272,7 @@ class Drafter:
         )
         if self.provider.looks_at_steps:
             seconds = draft_seconds + step_seconds + looking
-            self._over = len(batch), seconds, bool(judged or asked), self._controller.won
+            self._over = len(batch), seconds, bool(judged), self._controller.won
 
     def _watch(self, run: Run, record: DraftRecord) -> None:
         """Compare what was guessed for a sequence, whether verified or not, with what it said."""

@@ -43,6 +43,8 @@ _HOPELESS = 0.05
 class LookupController:
     """Parameters as of ``controller.DraftController``."""
 
+    asks_always = True
+
     def __init__(
         self, longest: int, *, verify_limit: int, partitioned: bool, builds_graphs: bool = False
     ) -> None:

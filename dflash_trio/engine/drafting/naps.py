@@ -28,6 +28,8 @@ STALE = 64
 """Times awake in a row after which it is looked again what looking takes."""
 _SETTLING = 8
 """Steps that say nothing, after it fell asleep or woke: llama.cpp plans its memory anew."""
+_PLAIN = 16
+"""Steps that are kept free of guesses then, if it is not known yet what looking takes."""
 _BEHIND = 2
 """Plain steps behind one with guesses say nothing: they may take longer for that."""
 _WEIGHT = 0.05
@@ -67,13 +69,14 @@ class Naps:
 
     def step(self, sequences: int, seconds: float, *, guessed: bool, won: float) -> None:
         """A step of so many ``sequences`` without prompts took ``seconds``, with all that comes
-        before the next one. ``won``: by what it had ``guessed``, and lost where that is negative:
-        guesses asked for in vain are lost, too."""
+        before the next one. ``guessed``: it had guesses. ``won``: by them, and lost where that is
+        negative: guesses asked for in vain are lost, too."""
         self._steps += 1
         self._since_guesses = 0 if guessed else self._since_guesses + 1
         if self._since_guesses > _BEHIND and self._steps > _SETTLING:
             table = self._alone if self.asleep else self._watched
-            table.setdefault(sequences, _Average()).add(seconds)
+            # Without what was asked for in vain, which is counted already.
+            table.setdefault(sequences, _Average()).add(max(seconds + won, 0.0))
         if self.asleep:
             if self._steps >= self._next:
                 known = self._next != PROBE
@@ -94,7 +97,14 @@ class Naps:
             self._next = FIRST_NAP
             if self._awake_in_a_row >= STALE:
                 self._alone.clear()
+                self._watched.clear()
         self._begin(asleep=naps)
+
+    @property
+    def wants_plain(self) -> bool:
+        """It woke to find out what looking takes: for that, nothing should be guessed now."""
+        finds_out = self._steps < _SETTLING + _PLAIN and not self.asleep
+        return finds_out and bool(self._alone) and self._share() is None
 
     def _begin(self, *, asleep: bool) -> None:
         self.asleep = asleep

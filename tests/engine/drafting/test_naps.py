@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from dflash_trio.engine.drafting.controller import DraftController
 from dflash_trio.engine.drafting.drafter import Drafter
+from dflash_trio.engine.drafting.lookup_controller import LookupController
 from dflash_trio.engine.drafting.naps import (
     AWAKE,
     FIRST_NAP,
@@ -18,6 +20,7 @@ from dflash_trio.engine.drafting.naps import (
     STALE,
     Naps,
 )
+from dflash_trio.engine.drafting.prompt_lookup import PromptLookup
 from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.model_runner import BatchSlice
 
@@ -106,6 +109,26 @@ def test_what_looking_takes_is_told_apart_from_how_many_sequences_there_are() ->
     assert not naps.asleep
 
 
+@pytest.mark.parametrize(("won", "asleep"), [(0.1, 0.05), (0.03, 0.8)])
+def test_of_a_draft_that_guesses_in_every_step_it_is_found_out_too(
+    won: float, asleep: float
+) -> None:
+    naps, slept = Naps(), 0
+    for _ in range(30_000):
+        guesses = not naps.asleep and not naps.wants_plain
+        slept += naps.asleep
+        naps.step(1, 1.0 if naps.asleep else 1.05, guessed=guesses, won=won if guesses else 0.0)
+    assert slept / 30_000 < asleep if asleep < 0.5 else slept / 30_000 > asleep
+
+
+def test_what_was_asked_for_in_vain_is_no_part_of_what_looking_takes() -> None:
+    naps = Naps()
+    for _ in range(STALE * AWAKE):
+        asked = not naps.asleep and not naps.wants_plain
+        naps.step(1, 1.3 if asked else 1.0, guessed=False, won=-0.3 if asked else 0.0)
+    assert not naps.asleep
+
+
 def test_one_slow_step_is_no_reason_to_nap() -> None:
     naps = Naps()
     for at in range(20_000):
@@ -148,6 +171,7 @@ class Never:
 
     asked = 0
     won = 0.0
+    asks_always = False
 
     def new_acceptance(self) -> None:
         return None
@@ -226,3 +250,28 @@ def test_a_draft_that_is_never_right_naps_however_cheap_its_tries_are(length: in
         step_over(drafter, [BatchSlice(0, at, tokens, len(tokens))], run)
         shown += now > before
     assert shown < 6 * AWAKE
+
+
+def test_prompt_lookup_that_takes_next_to_nothing_naps_to_find_that_out_alone() -> None:
+    now, dice, missed = 0.0, random.Random(4), 0
+    provider = PromptLookup()
+    controller = LookupController(provider.longest, verify_limit=64, partitioned=True)
+    drafter = Drafter(provider, controller, clock=lambda: now)
+    tokens = [dice.randrange(40) for _ in range(50)]
+    record = drafter.new_record(tokens)
+    for at in range(3000):
+        guesses: Sequence[int] = ()
+        if chosen := drafter.choose([record]):
+            now += 0.00002
+            (guesses,) = drafter.propose([Wanted(0, tokens, chosen)], [record])  # type: ignore[assignment]
+        drafter.step_begins()
+        now += 0.008 + 0.003 * len(guesses)
+        batch = [BatchSlice(0, at, (tokens[-1], *guesses), 1 + len(guesses))]
+        tokens.append(dice.randrange(40))
+        run = SimpleNamespace(
+            sequence=SimpleNamespace(drafts=record, answer=tokens), kept=1, accepted=0,
+            judged=min(1, len(guesses)), right=(), error=None,
+        )  # fmt: skip
+        missed += drafter.asleep
+        step_over(drafter, batch, run)
+    assert missed == PROBE

@@ -47,7 +47,8 @@ class PrefillTurns:
 
     _chunk: int
     _batching: Batching
-    # Of this round: since everybody who runs had a token, or since somebody runs.
+    # Of this round: since everybody who runs had a token. While nobody runs each step is one, so
+    # that what came before does not change in which portions a prompt is computed.
     _decoding: bool = field(default=False, init=False)
     _spent: int = field(default=0, init=False)
     _steps: int = field(default=0, init=False)
@@ -60,7 +61,7 @@ class PrefillTurns:
     ) -> tuple[Shares, bool]:
         """What the next step has of each prompt, and whether those who run are in it too.
         ``prefilling``: oldest first; ``decoding``: somebody runs."""
-        if decoding and not self._decoding:
+        if not (decoding and self._decoding):
             self._begin_round()
         self._decoding = decoding
         if self._spent >= self._chunk or self._steps >= MOST_STEPS:

@@ -153,3 +153,23 @@ def test_few_tokens_go_with_the_others_next_tokens() -> None:
 
 def test_with_no_prompt_everybody_who_runs_goes_on() -> None:
     assert PrefillTurns(512, CPU).next([], decoding=True) == ([], True)
+
+
+@settings(deadline=None)
+@given(
+    before=st.lists(st.integers(1, 90), min_size=1, max_size=5),
+    need=st.integers(1, 300),
+    batching=st.sampled_from([CPU, GPU, TOGETHER]),
+)
+def test_a_prompt_alone_has_the_same_portions_whatever_came_before(
+    before: list[int], need: int, batching: Batching
+) -> None:
+    turns = PrefillTurns(64, batching)
+    waiting = [Prompt(tokens) for tokens in before]
+    while waiting:
+        advance(cast(Any, turns.next(cast(Any, waiting), decoding=len(waiting) % 2 == 0)[0]))
+        waiting = [prompt for prompt in waiting if prompt.computed < prompt.to_prefill]
+    portions, alone = [], Prompt(need)
+    while alone.computed < need:
+        portions.append(advance(cast(Any, turns.next(cast(Any, [alone]), decoding=False)[0])))
+    assert portions == [64] * (need // 64) + [need % 64] * bool(need % 64)

@@ -43,6 +43,10 @@ def fillers(
         return []  # in nearly all steps
     ends = {item.seq_id: item.position + len(item.tokens) for item in batch}
     room = capacity - sum(sizes.values())
+    longest = min(max_ctx, max(ends.values()) + FAR)
+
+    def end_of(row: int) -> int:
+        return ends[row] if row in ends else length_of(row)
 
     def filled(targets: Mapping[int, int]) -> dict[int, int]:
         """How many tokens in vain each row gets, where ``targets`` are what they should have."""
@@ -50,12 +54,11 @@ def fillers(
         left = room
         rows = sorted(targets)
         wanted = [(range(row, row + 1), targets[row] - sizes[row]) for row in rows]
-        longest = min(max_ctx, max(ends.values()) + FAR)
-        for rows_between, count in wanted + _holes(targets):
-            begins = [ends[row] if row in ends else length_of(row) for row in rows_between]
-            if count and count * len(begins) <= left and max(begins) + count <= longest:
-                found |= dict.fromkeys(rows_between, count)
-                left -= count * len(begins)
+        for rows_alike, count in wanted + _holes(targets):
+            tokens = count * len(rows_alike)
+            if count and tokens <= left and max(map(end_of, rows_alike)) + count <= longest:
+                found |= dict.fromkeys(rows_alike, count)
+                left -= tokens
         return found
 
     def cost(found: Mapping[int, int]) -> int:
@@ -67,8 +70,7 @@ def fillers(
     leveled = {row: levels[size] for row, size in sizes.items()}
     best = min(({}, filled(sizes), filled(leveled)), key=cost)
     return [
-        BatchSlice(row, ends.get(row, length_of(row)), (ANY_TOKEN,) * count, 0)
-        for row, count in sorted(best.items())
+        BatchSlice(row, end_of(row), (ANY_TOKEN,) * count, 0) for row, count in sorted(best.items())
     ]
 
 

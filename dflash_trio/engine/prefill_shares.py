@@ -64,11 +64,7 @@ class PrefillTurns:
         if not (decoding and self._decoding):
             self._begin_round()
         self._decoding = decoding
-        if self._spent >= self._chunk or self._steps >= MOST_STEPS:
-            self._begin_round()
-            if decoding:
-                return [], True
-        if not prefilling:
+        if not prefilling or self._spent >= self._chunk or self._steps >= MOST_STEPS:
             self._begin_round()
             return [], True
         shares = prefill_shares(

@@ -399,7 +399,7 @@ class EngineWorker:
                 on_drafted=drafted,
                 on_working=working,
             )
-        # What follows a match costs nothing to look up, and tells how sure it is.
+        # What follows a match costs little to look up, and tells how sure it is.
         decide = LookupController if isinstance(model.drafts, PromptLookup) else DraftController
         controller = decide(
             longest,

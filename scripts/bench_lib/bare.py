@@ -40,8 +40,6 @@ class Running:
     """One sequence. ``to_prefill`` and ``computed`` are what the shares of a step are worked out
     from."""
 
-    generation_id: int
-    index: int
     to_prefill: int
     computed: int
     prompt: tuple[int, ...]
@@ -75,7 +73,6 @@ class Loop:
             vocabulary=self._runner.vocabulary,
             ledger=loaded.ledger,
         )
-        self._ids = 0
 
     def tokens_of(self, prompt: str, api: str) -> tuple[int, ...]:
         if api == "completions":
@@ -141,11 +138,8 @@ class Loop:
     ) -> Running:
         prompt = queue.popleft()
         row, cached = self._cache.begin(prompt)
-        self._ids += 1
         sampler = self._runner.new_sampler(sampling, prompt)
-        return Running(
-            self._ids, 0, len(prompt), cached, prompt, stream, row, sampler, now, cached=cached
-        )
+        return Running(len(prompt), cached, prompt, stream, row, sampler, now, cached=cached)
 
     def close(self) -> None:
         self._runner.close()

@@ -171,7 +171,7 @@ def test_a_running_sequence_gets_a_token_in_every_step_of_a_long_prefill() -> No
         assert engine.sequences[talker].generated == before + 1
 
 
-def test_prompts_share_a_step_evenly_so_that_a_short_one_does_not_wait_for_a_long_one() -> None:
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     engine = Engine(chunk=32)
     long = engine.add(prompt("x" * 150, 4))
     short = engine.add(prompt("short", 4))

@@ -1,4 +1,4 @@
-"""How many tokens to guess where guessing itself costs nothing, as from the text so far.
+"""How many tokens to guess where guessing itself costs little, as from the text so far.
 
 Every step is asked about, and what is not verified is judged all the same, by what comes next. So
 chances are known without trying, by how long a match is: a name that came before says little of the

@@ -109,16 +109,16 @@ def test_what_looking_takes_is_told_apart_from_how_many_sequences_there_are() ->
     assert not naps.asleep
 
 
-@pytest.mark.parametrize(("won", "asleep"), [(0.1, 0.05), (0.03, 0.8)])
+@pytest.mark.parametrize(("won", "least", "most"), [(0.1, -1.0, 0.05), (0.03, 0.8, 1.0)])
 def test_of_a_draft_that_guesses_in_every_step_it_is_found_out_too(
-    won: float, asleep: float
+    won: float, least: float, most: float
 ) -> None:
     naps, slept = Naps(), 0
     for _ in range(30_000):
         guesses = not naps.asleep and not naps.wants_plain
         slept += naps.asleep
         naps.step(1, 1.0 if naps.asleep else 1.05, guessed=guesses, won=won if guesses else 0.0)
-    assert slept / 30_000 < asleep if asleep < 0.5 else slept / 30_000 > asleep
+    assert least < slept / 30_000 < most
 
 
 def test_what_was_asked_for_in_vain_is_no_part_of_what_looking_takes() -> None:

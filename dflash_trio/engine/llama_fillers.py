@@ -30,11 +30,15 @@ def filler_room(chunk: int, slots: int) -> int:
 
 
 def fillers(
-    batch: Sequence[BatchSlice], length_of: Callable[[int], int], max_ctx: int, capacity: int
+    batch: Sequence[BatchSlice],
+    length_of: Callable[[int], int],
+    max_ctx: int,
+    capacity: int,
+    most: int,
 ) -> list[BatchSlice]:
     """What to compute beside a batch: behind its slices, and in the rows between them, which have
     ``length_of`` tokens. No row gets more than ``max_ctx`` tokens, and together with the batch they
-    are ``capacity`` tokens at most."""
+    are ``capacity`` tokens at most, of which llama.cpp computes ``most`` at a time."""
     if not capacity or len(batch) < 2:
         return []
     sizes = {item.seq_id: len(item.tokens) for item in batch}
@@ -64,7 +68,7 @@ def fillers(
     def cost(found: Mapping[int, int]) -> int:
         """Of a batch with ``found``, in tokens."""
         both = Counter(sizes) + Counter(found)
-        return WORTH * parts(both) + sum(found.values())
+        return WORTH * parts(both, most) + sum(found.values())
 
     levels = _levels(counts)
     leveled = {row: levels[size] for row, size in sizes.items()}
@@ -74,10 +78,10 @@ def fillers(
     ]
 
 
-def parts(sizes: Mapping[int, int]) -> int:
-    """In how many parts llama.cpp computes so many tokens of each row, apart from what a part may
-    hold: the first row and those that follow it without a gap, and of all of them as many tokens as
-    each has; then what is left."""
+def parts(sizes: Mapping[int, int], most: int) -> int:
+    """In how many parts llama.cpp computes so many tokens of each row: the first row and those that
+    follow it without a gap, and of all of them as many tokens as each has, ``most`` together; then
+    what is left. (``llama_batch_allocr::split_equal``.)"""
     left = dict(sorted(sizes.items()))
     count = 0
     while left:
@@ -85,7 +89,7 @@ def parts(sizes: Mapping[int, int]) -> int:
         for row in left:
             if not run or row == run[-1] + 1:
                 run.append(row)
-        least = min(left[row] for row in run)
+        least = min(*(left[row] for row in run), max(1, most // len(run)))
         for row in run:
             left[row] -= least
             if not left[row]:

@@ -218,7 +218,8 @@ class LlamaRunner:
         params.kv_unified = self.shares_cells
         params.n_ctx = self._size.cells
         params.n_batch = batch
-        params.n_ubatch = microbatch(spec.chunk, spec.slots + spec.draft_outputs)
+        self._microbatch = microbatch(spec.chunk, spec.slots + spec.draft_outputs)
+        params.n_ubatch = self._microbatch
         params.n_outputs_max = spec.slots + spec.draft_outputs
         params.n_threads = params.n_threads_batch = spec.threads
         params.type_k = CACHE_TYPES[spec.cache_type_k]
@@ -307,7 +308,7 @@ class LlamaRunner:
     ) -> DecodeOutcome:
         trees = any(item.parents is not None for item in batch)
         room = self._batch.capacity if self._fills_rows else 0
-        between = fillers(batch, self.sequence_length, self.max_ctx, room)
+        between = fillers(batch, self.sequence_length, self.max_ctx, room, self._microbatch)
         self._batch.fill([*batch, *between], self._trees.prepare(batch) if trees else None)
         self._logits = self._likeliest = None
         if not self._is_asynchronous:

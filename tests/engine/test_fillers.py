@@ -17,6 +17,9 @@ from dflash_trio.engine.prefix_cache import PrefixCache
 from dflash_trio.engine.scripted_runner import ScriptedRunner
 from tests.engine.test_runner_contract import load_llama
 
+MOST = 400
+"""Tokens of a part, where a test does not say otherwise."""
+
 
 def slices(*rows: int, tokens: int = 1) -> list[BatchSlice]:
     return [BatchSlice(row, 5, (7,) * tokens, 1) for row in rows]
@@ -30,7 +33,7 @@ def filled(
     batch: list[BatchSlice], capacity: int = 400, **lengths: int
 ) -> list[tuple[int, int, int]]:
     """(row, position, tokens) of each filler."""
-    found = fillers(batch, lambda row: lengths.get(f"r{row}", 0), 100, capacity)
+    found = fillers(batch, lambda row: lengths.get(f"r{row}", 0), 100, capacity, MOST)
     assert not any(item.outputs for item in found)
     return [(item.seq_id, item.position, len(item.tokens)) for item in found]
 
@@ -64,8 +67,8 @@ def test_what_costs_more_than_it_spares_is_not_filled() -> None:
 
 def test_a_gap_is_not_filled_in_a_row_that_is_far_longer_than_those_beside_it() -> None:
     batch = slices(0, 2)
-    assert fillers(batch, lambda _row: FAR, 10_000, 100)
-    assert not fillers(batch, lambda _row: FAR + 6, 10_000, 100)
+    assert fillers(batch, lambda _row: FAR, 10_000, 100, MOST)
+    assert not fillers(batch, lambda _row: FAR + 6, 10_000, 100, MOST)
 
 
 def test_no_batch_and_no_row_becomes_too_large() -> None:
@@ -76,30 +79,44 @@ def test_no_batch_and_no_row_becomes_too_large() -> None:
     assert filled(sized(r1=96, r2=90)) == []
 
 
+def test_rows_that_do_not_fit_in_a_part_together_are_not_made_even() -> None:
+    batch = sized(r1=40, r2=34)
+    assert fillers(batch, lambda _row: 0, 100, 400, most=80) == [BatchSlice(2, 39, (0,) * 6, 0)]
+    assert fillers(batch, lambda _row: 0, 100, 400, most=78) == []
+
+
 def test_the_parts_of_a_batch_are_runs_of_rows_with_as_many_tokens() -> None:
-    assert parts({}) == 0
-    assert parts({3: 5}) == parts({0: 1, 1: 1, 2: 1}) == 1
-    assert parts({0: 1, 1: 1, 2: 34}) == 2
-    assert parts({0: 1, 2: 1}) == 2
-    assert parts({0: 34, 1: 38, 2: 33, 3: 36}) == 4
-    assert parts({0: 5, 1: 3, 2: 5}) == 3
+    assert parts({}, MOST) == 0
+    assert parts({3: 5}, MOST) == parts({0: 1, 1: 1, 2: 1}, MOST) == 1
+    assert parts({0: 1, 1: 1, 2: 34}, MOST) == 2
+    assert parts({0: 1, 2: 1}, MOST) == 2
+    assert parts({0: 34, 1: 38, 2: 33, 3: 36}, MOST) == 4
+    assert parts({0: 5, 1: 3, 2: 5}, MOST) == 3
+
+
+def test_a_part_holds_as_many_tokens_of_each_row_as_fit() -> None:
+    assert parts({0: 8}, 4) == 2
+    assert parts({0: 4, 1: 4}, 8) == 1
+    assert parts({0: 4, 1: 4}, 7) == 2  # three of each, then one
+    assert parts({0: 1, 1: 1, 2: 1}, 2) == 1  # at least one
 
 
 @settings(deadline=None)
 @given(
     st.dictionaries(st.integers(0, 15), st.integers(1, 60), min_size=1),
     st.integers(1, 1500),
+    st.integers(16, 600),
 )
-def test_fillers_spare_more_than_they_cost(sizes: dict[int, int], capacity: int) -> None:
+def test_fillers_spare_more_than_they_cost(sizes: dict[int, int], capacity: int, most: int) -> None:
     batch = [BatchSlice(row, 5, (7,) * size, 1) for row, size in sizes.items()]
-    found = fillers(batch, lambda row: row, 100, capacity)
+    found = fillers(batch, lambda row: row, 100, capacity, most)
     in_vain = {item.seq_id: len(item.tokens) for item in found}
     if not found:
         return
     cost = sum(in_vain.values())
     assert sum(sizes.values()) + cost <= capacity
     both = {row: sizes.get(row, 0) + in_vain.get(row, 0) for row in {*sizes, *in_vain}}
-    assert cost < WORTH * (parts(sizes) - parts(both))
+    assert cost < WORTH * (parts(sizes, most) - parts(both, most))
     for item in found:
         begin = 5 + sizes[item.seq_id] if item.seq_id in sizes else item.seq_id
         assert item.position == begin

@@ -12,7 +12,7 @@ import attrs
 
 from .config import ListenerConfig, ModelConfig, ServerConfig
 from .engine.disk_cache import FolderError, check_folder
-from .engine.draft_file import DraftFile, check_draft_file
+from .engine.draft_file import CANNOT_REWIND, DraftFile, check_draft_file
 from .engine.model_file import ModelFile, ModelFileError, check_model_file
 from .engine.placement import Placed, PlacementError, place_models
 from .launch_plan import LaunchPlan, plan_launch
@@ -41,6 +41,7 @@ def _places(config: ServerConfig) -> tuple[list[ModelFile], list[Placed]]:
     for model in config.models:
         try:
             files.append(check_model_file(model.path))
+            _check_takes_back(model, files[-1])
             path = model.draft_file
             draft = None if path is None else check_draft_file(path, model.draft_max, files[-1])
             if model.ddtree and draft is not None and not draft.is_block_draft:
@@ -58,6 +59,15 @@ def _places(config: ServerConfig) -> tuple[list[ModelFile], list[Placed]]:
         return files, place_models(config.models, files, drafts)
     except PlacementError as error:
         raise StartupError(str(error)) from error
+
+
+def _check_takes_back(model: ModelConfig, file: ModelFile) -> None:
+    """Wrong guesses have to be taken back, whatever makes them. Raises ModelFileError."""
+    if model.draft is not None and file.architecture in CANNOT_REWIND:
+        raise ModelFileError(
+            f"{file.path} ({file.architecture}) keeps a recurrent state and cannot take tokens "
+            f"back, as drafts want it: leave --draft {model.draft} out"
+        )
 
 
 def read_template(model: ModelConfig) -> str | None:

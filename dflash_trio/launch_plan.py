@@ -12,8 +12,16 @@ from attrs import field, frozen
 from .api.access import is_loopback
 from .cli.model_card import TURN_ENDS
 from .cli.option_table import OPTIONS
-from .config import ModelConfig, ServerConfig
-from .engine.context_size import ContextSize, size_warnings
+from .config import PROMPT_LOOKUP, ModelConfig, ServerConfig
+from .engine.context_size import (
+    LARGEST_CPU_VERIFY,
+    LARGEST_GPU_VERIFY,
+    ContextSize,
+    size_warnings,
+    tree_paths,
+    verify_tokens,
+)
+from .engine.drafting.prompt_lookup import LONGEST as PROMPT_LOOKUP_LONGEST
 from .engine.memory_plan import Need, Needs
 from .engine.model_file import ModelFile
 from .engine.placement import Placed, demand_of
@@ -132,6 +140,7 @@ def _plan_model(
             max_ctx=config.max_ctx,
             pool=config.kv_pool_tokens,
         ),
+        *draft_warnings(config, place),
     ]
     if place.on_cpu and threads > cores:
         warnings.append(
@@ -141,6 +150,57 @@ def _plan_model(
     return ModelPlan(
         config, file, place, context, threads, _from_card(config, context), tuple(warnings)
     )
+
+
+def most_guesses(model: ModelConfig, place: Placed) -> int:
+    """Tokens that are guessed in one go; 0 without a draft."""
+    if place.draft is not None:
+        return model.tree_budget or place.draft.file.longest
+    if model.draft == PROMPT_LOOKUP:
+        return model.draft_max or PROMPT_LOOKUP_LONGEST
+    return 0
+
+
+def draft_warnings(model: ModelConfig, place: Placed) -> Iterator[str]:
+    """Which guesses are never made, although the options ask for them. One line each."""
+    longest, slots = most_guesses(model, place), model.max_concurrency
+    if not longest:
+        return
+    most = LARGEST_CPU_VERIFY if place.on_cpu else LARGEST_GPU_VERIFY
+    since = f"a step that verifies has at most {most} tokens on a {'C' if place.on_cpu else 'G'}PU"
+    if model.draft_max is not None and model.draft_max >= most:
+        yield (
+            f"--draft-max {model.draft_max}: at most {most - 1} tokens are guessed at a time here, "
+            f"since {since}: lower it"
+        )
+    longest = min(longest, most - 1)
+    if model.decode_headroom <= longest:
+        yield (
+            f"--decode-headroom {model.decode_headroom} leaves no room for the {longest} tokens "
+            "that --draft may guess at a time: fewer are guessed"
+        )
+    if model.tree_budget is not None and model.tree_budget >= most:
+        yield (
+            f"--ddtree-budget {model.tree_budget}: a tree has at most {most - 1} tokens here, "
+            f"since {since}: lower it"
+        )
+    if model.tree_budget is not None and not tree_paths(
+        slots, verify_tokens(slots, longest, on_cpu=place.on_cpu)
+    ):
+        yield (
+            f"--ddtree with --max-concurrency {slots}: {since}, which leaves no branches; guesses "
+            "are chains"
+        )
+    # A draft from a file guesses for everybody or, where that is not one for each, mostly for
+    # nobody. What is looked up is shared out one by one.
+    from_file = place.draft is not None
+    served = most // 2 if from_file else most - 1
+    if slots > served:
+        what = "hardly anything" if from_file else "nothing"
+        yield (
+            f"--max-concurrency {slots}: while more than {served} sequences decode, {what} is "
+            f"guessed, since {since}: lower it to {served}, or leave --draft out"
+        )
 
 
 def _from_card(config: ModelConfig, context: ContextSize) -> dict[str, object]:

@@ -13,7 +13,6 @@ from .engine.architecture_options import header_overrides
 from .engine.context_size import context_size, draft_context, tree_paths, verify_tokens
 from .engine.disk_cache import DiskCache, FolderError, state_key
 from .engine.drafting.lazy import LazyDraft
-from .engine.drafting.prompt_lookup import LONGEST as PROMPT_LOOKUP_LONGEST
 from .engine.drafting.prompt_lookup import PromptLookup
 from .engine.drafting.provider import DraftProvider
 from .engine.llama_dflash import DFlashProvider
@@ -24,6 +23,7 @@ from .engine.model_file import ModelFileError, check_model_file
 from .engine.model_runner import ModelLoadError
 from .engine.placement import Placed, PlacedDraft
 from .engine.worker import LoadedModel
+from .launch_plan import draft_warnings, most_guesses
 from .routing.router import usable_cores
 
 log = logging.getLogger("dflash_trio")
@@ -40,7 +40,7 @@ def load_llama(
     stopped: threading.Event,
 ) -> LoadedModel:
     """Load a block's model with llama.cpp. Runs on its worker's thread."""
-    slots, longest = model.max_concurrency, _most_guesses(model, place)
+    slots, longest = model.max_concurrency, most_guesses(model, place)
     verified = verify_tokens(slots, longest, on_cpu=place.on_cpu) if longest else 0
     # Of the bar: what is loaded comes in one piece for people.
     share = 1.0
@@ -76,21 +76,7 @@ def load_llama(
     runner = LlamaRunner(
         spec, on_progress=lambda fraction: on_progress(fraction * share), stopped=stopped
     )
-    if longest and model.decode_headroom <= longest:
-        spec.warnings.append(
-            f"--decode-headroom {model.decode_headroom} leaves no room for the {longest} tokens "
-            "that --draft may guess at a time: fewer are guessed"
-        )
-    if model.tree_budget is not None and model.tree_budget >= verified:
-        spec.warnings.append(
-            f"--ddtree-budget {model.tree_budget}: a tree has at most {verified - 1} tokens here, "
-            "since a step that verifies has fewer than 64 on a CPU"
-        )
-    if model.tree_budget is not None and not spec.tree_paths:
-        spec.warnings.append(
-            f"--ddtree with --max-concurrency {slots}: a step that verifies has fewer than 64 "
-            "tokens on a CPU, which leaves no branches; guesses are chains"
-        )
+    spec.warnings.extend(draft_warnings(model, place))
     drafts: DraftProvider | None = None
     try:
         if model.draft is not None and not runner.rewinds_freely:
@@ -139,15 +125,6 @@ def load_llama(
         tree_budget=model.tree_budget,
         verify_limit=verified,
     )
-
-
-def _most_guesses(model: ModelConfig, place: Placed) -> int:
-    """Tokens that are guessed in one go; 0 without a draft."""
-    if place.draft is not None:
-        return model.tree_budget or place.draft.file.longest
-    if model.draft == PROMPT_LOOKUP:
-        return model.draft_max or PROMPT_LOOKUP_LONGEST
-    return 0
 
 
 def _load_draft(

@@ -13,6 +13,11 @@ Source = Literal["flag", "card", "family", "built-in"]
 server."""
 
 
+DraftState = Literal["awake", "napping", "unloaded", "given-up"]
+"""At work; left out of steps for a while, as it wins too little; not loaded now, until a request
+comes; not to be loaded again, as that failed."""
+
+
 @frozen
 class LedgerStatistics:
     """A model's capacity as promised to requests. Slots and KV cells."""
@@ -43,10 +48,14 @@ class DraftStatistics:
     """Tokens that were guessed and verified."""
     accepted: int = 0
     """Those of them that came."""
+    committed: int = 0
+    """Tokens that sequences got out of those runs. A run that ends with the answer may have no
+    token of the model's own behind its guesses."""
     draft_seconds: float = 0.0
     """Time that went into guessing."""
     verify_seconds: float = 0.0
     """Time of the steps that verified, their sampling included."""
+    state: DraftState = "awake"
 
     @property
     def acceptance(self) -> float | None:
@@ -56,8 +65,9 @@ class DraftStatistics:
     @property
     def committed_per_run(self) -> float | None:
         """Tokens that a sequence got out of a step with guesses, on average: those that were right,
-        and the one that the model adds itself. ``None`` before the first."""
-        return 1 + self.accepted / self.runs if self.runs else None
+        and the one that the model adds itself, if the answer goes on so far. ``None`` before the
+        first."""
+        return self.committed / self.runs if self.runs else None
 
 
 @frozen
@@ -122,6 +132,7 @@ class DraftStatus:
     """A model's speculative decoding. All ``None``: it has none."""
 
     kind: str | None = None
+    state: DraftState | None = None
     verification: Literal["chain", "tree"] | None = None
     """Whether one token is guessed for each place, or several."""
     tree_budget: int | None = None
@@ -130,7 +141,7 @@ class DraftStatus:
     """The share of drafted tokens that were accepted, 0 to 1; ``None`` before the first."""
     committed_per_step: float | None = None
     """Tokens that a sequence got out of a step with guesses, on average: those that were accepted,
-    and one more. ``None`` before the first."""
+    and one more, if the answer goes on so far. ``None`` before the first."""
     proposed: int | None = None
     accepted: int | None = None
     """Drafted tokens that were verified, and those of them that came."""
@@ -145,6 +156,7 @@ class DraftStatus:
             return cls()
         return cls(
             kind=drafts.kind,
+            state=drafts.state,
             verification="chain" if drafts.tree_budget is None else "tree",
             tree_budget=drafts.tree_budget,
             acceptance=drafts.acceptance,

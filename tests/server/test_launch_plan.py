@@ -14,11 +14,16 @@ from dflash_trio.engine import placement
 from dflash_trio.engine.host_memory import HostMemory
 from dflash_trio.engine.llama_abi import BackendDevice
 from dflash_trio.engine.memory_plan import MIB
-from dflash_trio.launch_checks import resolve_launch
+from dflash_trio.launch_checks import StartupError, resolve_launch
 from dflash_trio.launch_plan import LaunchPlan
 from dflash_trio.plan_text import banner, load_detail, render_check, render_json
 from tests.engine.written_models import write_model
-from tests.support.written_drafts import tokenizer_of, write_dflash
+from tests.support.written_drafts import (
+    tiny_tokenizer,
+    tokenizer_of,
+    write_dflash,
+    write_target,
+)
 
 CORES = 4
 
@@ -239,6 +244,118 @@ def test_a_draft_that_loads_nothing_is_named_and_takes_nothing(model: str) -> No
     }
     assert "prompt-lookup, which loads nothing" in render_check(plan)
     assert "drafts by prompt-lookup" in list(banner(plan))[1]
+
+
+@pytest.mark.parametrize("architecture", ["qwen35", "mamba2"])
+@pytest.mark.parametrize("draft", ["prompt-lookup", "./prompt-lookup", "draft.gguf"])
+def test_a_model_that_cannot_take_tokens_back_is_refused_every_draft_with_the_same_words(
+    tmp_path: Path, architecture: str, draft: str
+) -> None:
+    path = write_model(tmp_path / "model.gguf", architecture)
+    with pytest.raises(StartupError) as caught:
+        plan_of(str(path), f"--draft={draft}")
+    assert str(caught.value) == (
+        f"model block 1 (model): {path} ({architecture}) keeps a recurrent state and cannot take "
+        f"tokens back, as drafts want it: leave --draft {draft} out"
+    )
+
+
+LOOKUP = ("--target-device=cpu:0", "--draft=prompt-lookup")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            ("--draft-max=63",),
+            "--draft-max 63: at most 62 tokens are guessed at a time here, since a step that "
+            "verifies has at most 63 tokens on a CPU: lower it",
+        ),
+        (
+            ("--max-concurrency=63",),
+            "--max-concurrency 63: while more than 62 sequences decode, nothing is guessed, since "
+            "a step that verifies has at most 63 tokens on a CPU: lower it to 62, or leave --draft "
+            "out",
+        ),
+        (
+            ("--decode-headroom=16",),
+            "--decode-headroom 16 leaves no room for the 16 tokens that --draft may guess at a "
+            "time: fewer are guessed",
+        ),
+    ],
+)
+def test_guesses_that_are_asked_for_and_never_made_are_warned_of(
+    model: str, words: tuple[str, ...], says: str
+) -> None:
+    assert warnings_of(model, *LOOKUP, *words) == [f"model block 1 (model): {says}"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--draft-max=62",),
+        ("--max-concurrency=62",),
+        ("--decode-headroom=17",),
+        ("--draft-max=62", "--decode-headroom=63"),
+    ],
+)
+def test_guesses_that_can_just_be_made_are_not(model: str, words: tuple[str, ...]) -> None:
+    assert warnings_of(model, *LOOKUP, *words) == []
+
+
+def test_room_is_missed_only_for_guesses_that_a_step_can_verify(model: str) -> None:
+    (warning,) = warnings_of(model, *LOOKUP, "--draft-max=200", "--decode-headroom=63")
+    assert "--draft-max 200" in warning
+
+
+def test_a_gpu_verifies_more(model: str) -> None:
+    words = [model, "--target-device=cuda:0", "--draft=prompt-lookup", "--decode-headroom=400"]
+    assert warnings_of(*words, "--draft-max=255", "--max-concurrency=255", "--max-ctx=512") == []
+    (warning,) = warnings_of(*words, "--draft-max=256")
+    assert "at most 255 tokens are guessed at a time" in warning
+    assert "at most 256 tokens on a GPU" in warning
+    (warning,) = warnings_of(*words, "--max-concurrency=256", "--max-ctx=512")
+    assert "while more than 255 sequences decode, nothing is guessed" in warning
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--draft-max=62", "--max-concurrency=31"), []),
+        (("--draft-max=63",), ["--draft-max 63: at most 62 tokens"]),
+        (("--max-concurrency=32",), ["more than 31 sequences decode, hardly anything is guessed"]),
+    ],
+)
+def test_a_draft_from_a_file_wants_a_guess_for_each_sequence(
+    model: str, tmp_path: Path, words: tuple[str, ...], says: list[str]
+) -> None:
+    target = write_target(tmp_path / "target.gguf", tiny_tokenizer(300))
+    found = warnings_of(str(target), "--target-device=cpu:0", f"--draft={target}", *words)
+    assert [part in line for part, line in zip(says, found, strict=True)] == [True] * len(says)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--ddtree-budget=62",), []),
+        (
+            ("--ddtree-budget=63",),
+            ["--ddtree-budget 63: a tree has at most 62 tokens here, since a step that verifies"],
+        ),
+        (
+            ("--max-concurrency=63",),
+            ["which leaves no branches; guesses are chains", "more than 31 sequences decode"],
+        ),
+    ],
+)
+def test_trees_that_cannot_be_verified_are_warned_of(
+    model: str, tmp_path: Path, words: tuple[str, ...], says: list[str]
+) -> None:
+    target = write_target(tmp_path / "target.gguf", tiny_tokenizer(300))
+    draft = write_dflash(tmp_path / "draft.gguf", tiny_tokenizer(300))
+    drafted = ["--target-device=cpu:0", f"--draft={draft}", "--ddtree"]
+    found = warnings_of(str(target), *drafted, *words)
+    assert [part in line for part, line in zip(says, found, strict=True)] == [True] * len(says)
 
 
 @pytest.mark.real

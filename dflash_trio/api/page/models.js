@@ -100,6 +100,7 @@ function phases(flight, paused) {
 function draftText(draft) {
   if (!draft?.kind) return "";
   const parts = [draft.acceptance === null ? "no guess yet" : `${percent(draft.acceptance)} accepted`];
+  if (draft.state && draft.state !== "awake") parts.unshift(draft.state.replace("-", " "));
   if (draft.proposed) parts.push(`${count(draft.accepted)} of ${count(draft.proposed)} tokens`);
   if (draft.committed_per_step) parts.push(`${draft.committed_per_step.toFixed(2)} tokens a step`);
   return `Draft (${draft.kind}): ${parts.join(", ")}`;

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...generation.status import DraftStatistics
+from ...generation.status import DraftState, DraftStatistics
 from ..model_runner import BatchSlice
 from .draft_tree import NOTHING, DraftTree, grow
 from .naps import Naps
 from .provider import DraftProvider, RankingProvider, Wanted
+from .lazy import LazyDraft
 from .record import DraftRecord
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Drafter:
         # Of the step under way: seconds of guessing, and guesses asked for of each sequence.
         self._drafting = 0.0
         self._asked = 0
-        self._steps = self._runs = self._proposed = self._accepted = 0
+        self._steps = self._runs = self._proposed = self._accepted = self._committed = 0
         self._draft_seconds = self._verify_seconds = 0.0
 
     def new_record(self, tokens: Sequence[int]) -> DraftRecord:
@@ -278,6 +279,8 @@ class Drafter:
         """Compare what was guessed for a sequence, whether verified or not, with what it said."""
         guess, record.guess = record.guess, ()
         if run.error is not None:
+            # A token that its grammar does not allow is kept, and is nobody's.
+            self._committed += run.kept - (run.error is not None)
             return
         right = 0
         said = run.sequence.answer[-run.kept :]
@@ -321,11 +324,17 @@ class TreeDrafter(Drafter):
         on_drafted: Callable[[float], object] = lambda _: None,
         on_working: Callable[[frozenset[int] | None], object] = lambda _: None,
     ) -> None:
+            committed=self._committed,
         super().__init__(
             provider, controller, clock=clock, on_drafted=on_drafted, on_working=on_working
         )
         self._ranking = provider
         self._paths = paths
+    def _state(self) -> DraftState:
+        if isinstance(self.provider, LazyDraft) and not self.provider.loaded:
+            return "given-up" if self.provider.given_up else "unloaded"
+        return "napping" if self.asleep else "awake"
+
         self._tree_budget = budget
 
     def want(self, row: int, tokens: Sequence[int], chosen: int, spare: int, cells: int) -> Wanted:

@@ -47,6 +47,11 @@ class LazyDraft:
     def loaded(self) -> bool:
         return self._provider is not None
 
+    @property
+    def given_up(self) -> bool:
+        """It could not be loaded, and that is not tried again."""
+        return self._given_up
+
     def wake(self) -> bool:
         """Somebody is about to need it. True: it was loaded for that."""
         self._used_at = self._clock()
@@ -67,8 +72,9 @@ class LazyDraft:
         return self._provider is not None
 
     def rest(self) -> float | None:
-        """Nobody is here: free it if that has been so for long enough. Otherwise the seconds until
-        the next look; ``None``: no look is needed."""
+        """Nobody is here: free it if that has been so for long enough. The seconds until the next
+        look; ``None``: no look is needed. 0 when it was freed just now, so that this is told before
+        anybody waits for ever."""
         if self._provider is None:
             return None
         left = self._used_at + self._idle_seconds - self._clock()
@@ -77,7 +83,7 @@ class LazyDraft:
         log.info("freeing the draft, which was not needed for %.0f s", self._idle_seconds)
         self._provider.close()
         self._provider = None
-        return None
+        return 0.0
 
     # ------------------------------------------------------------------- as a DraftProvider
 

@@ -76,9 +76,10 @@ def test_it_is_freed_when_nobody_has_been_there_for_so_long_and_loaded_anew() ->
     assert loads.draft.rest() == pytest.approx(1)
     assert loads.draft.loaded
     loads.now += 1
-    assert loads.draft.rest() is None
+    assert loads.draft.rest() == 0, "that it is freed can be told before anybody waits for ever"
     assert loads.made[0].closed
     assert not loads.draft.loaded
+    assert loads.draft.rest() is None
     assert loads.guess() == [[], []]
     loads.draft.wake()
     assert loads.tries == 2

@@ -18,8 +18,9 @@ from .token_tree import depths_of
 class LlamaBatch:
     """``capacity``: tokens. Owned by its runner, for the runner's life."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, most_outputs: int) -> None:
         self._capacity = capacity
+        self._most_outputs = most_outputs
         self._token = np.zeros(capacity, dtype=np.int32)
         self._pos = np.zeros(capacity, dtype=np.int32)
         self._seq = np.zeros(capacity, dtype=np.int32)
@@ -68,7 +69,8 @@ class LlamaBatch:
     def fill(
         self, slices: Sequence[BatchSlice], ids: Mapping[int, Sequence[Sequence[int]]] | None = None
     ) -> None:
-        """Replace what it holds. Raises EngineError for slices that are empty or too many.
+        """Replace what it holds. Raises EngineError for slices that are empty or too many, and for
+        more outputs than the context has room for.
         ``ids``: of slices that are trees, by their indexes, the sequence ids of each token.
 
         The tokens lie in the order of their sequences' ids, whatever the slices' order is: a
@@ -86,6 +88,8 @@ class LlamaBatch:
         for item in slices:
             firsts.append(outputs)
             outputs += item.outputs
+        if outputs > self._most_outputs:  # llama.cpp would end the process
+            raise EngineError(f"a batch of more than {self._most_outputs} outputs")
         self._rows = [0] * outputs
         self._places = [0] * outputs
         self.first_rows = [0] * len(slices)

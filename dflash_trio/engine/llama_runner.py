@@ -266,7 +266,7 @@ class LlamaRunner:
             *(str(0 if self.shares_cells else spec.slots), str(params.n_ctx)),
             *(self.info.device, str(self.info.gpu_layers)),
         )
-        self._batch = LlamaBatch(batch)
+        self._batch = LlamaBatch(batch, params.n_outputs_max)
 
     # ------------------------------------------------------------------------------ running
 

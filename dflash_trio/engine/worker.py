@@ -396,6 +396,7 @@ class EngineWorker:
                 controller,
                 budget=budget,
                 paths=model.runner.tree_paths,
+                verify_limit=limit,
                 on_drafted=drafted,
                 on_working=working,
             )
@@ -407,7 +408,13 @@ class EngineWorker:
             partitioned=partitioned,
             builds_graphs=model.runner.wants_runs,
         )
-        return Drafter(model.drafts, controller, on_drafted=drafted, on_working=working)
+        return Drafter(
+            model.drafts,
+            controller,
+            verify_limit=limit,
+            on_drafted=drafted,
+            on_working=working,
+        )
 
     def _publish_now(self, scheduler: Scheduler) -> None:
         """Publish, unless the next step's launch does it in a moment.

@@ -169,6 +169,8 @@ class DraftController:
         # One guess each tells whether more are worth it, for the least; but not where the first
         # one costs more than those behind it.
         tried = len(counts) if not self._free and self._could_pay(counts, count) else 1
+        while tried > 1 and count + sum(counts[:tried]) > self._limit:
+            tried -= 1
         asking = self._draft_cost(count, tried) if lengths is None else 0.0
         costs = self._step_costs
         worst = asking + costs.of_step(count, counts[:tried]) - costs.estimate(count)
@@ -334,6 +336,9 @@ class DraftController:
     def _learn_asking(self, count: int, asked: int, seconds: float) -> None:
         if self._supplied is not None:
             self._supply += 0.1 * (self._supplied - self._supply)
+        known = self._draft_table(count)
+        if self._supplied == 0 and (known is None or seconds <= known.estimate(asked)):
+            return  # nobody had a guess: that takes no time, and says nothing of what guesses take
         saved_up = self._trying and self._dearest > MOST_SAVED * self._step_costs.estimate(count)
         if saved_up and 2 * seconds < self._draft_cost(count, asked):
             # What was measured long ago was at a bad moment, and would count for long.

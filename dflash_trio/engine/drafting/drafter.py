@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from attrs import frozen
+
 from ...generation.status import DraftState, DraftStatistics
 from ..model_runner import BatchSlice
 from .draft_tree import NOTHING, DraftTree, grow
+from .lazy import LazyDraft
 from .naps import Naps
 from .provider import DraftProvider, RankingProvider, Wanted
-from .lazy import LazyDraft
 from .record import DraftRecord
 
 if TYPE_CHECKING:
@@ -65,6 +67,20 @@ class Controller(Protocol):
 _LONGER = 2.0
 """Times what was seen of a step: more is not thought to be its own."""
 
+
+@frozen
+class _Over:
+    """The latest step without prompts, once it is over."""
+
+    sequences: int
+    seconds: float
+    """That it took at least, with its guesses."""
+    drafting: float
+    """For its guesses."""
+    guessed: bool
+    won: float
+
+
 Guesses = Sequence[int] | DraftTree
 """For one sequence: tokens one after the other, or a tree."""
 
@@ -72,6 +88,8 @@ Guesses = Sequence[int] | DraftTree
 class Drafter:
     """Of chains; for trees see :class:`TreeDrafter`.
 
+    ``verify_limit``: tokens that a batch with guesses has at most, whatever the controller says:
+    llama.cpp ends the process where more outputs are wanted than its context was made for.
     ``clock``: seconds. ``on_drafted`` is told how many seconds each guessing took.
     ``on_working`` is told the generations that the provider is about to guess for, the empty set
     where it is to look at a step, and ``None`` when it is done. The provider belongs to whoever
@@ -82,6 +100,7 @@ class Drafter:
         provider: DraftProvider,
         controller: Controller,
         *,
+        verify_limit: int,
         clock: Callable[[], float] = time.perf_counter,
         on_drafted: Callable[[float], object] = lambda _: None,
         on_working: Callable[[frozenset[int] | None], object] = lambda _: None,
@@ -89,11 +108,10 @@ class Drafter:
         self.provider = provider
         self._tree_budget: int | None = None
         self._controller = controller
+        self._verify_limit = verify_limit
         self._naps = Naps()
         self._asleep = False
-        # Of the latest step without prompts, once it is over: its sequences, seconds that it took
-        # at least, whether it had guesses, and what these won.
-        self._over: tuple[int, float, bool, float] | None = None
+        self._over: _Over | None = None
         self._clock = clock
         self._on_drafted = on_drafted
         self._on_working = on_working
@@ -163,10 +181,13 @@ class Drafter:
         kept = self._controller.keep(
             [len(guess) for guess in guesses], matched, [record.acceptance for record in known]
         )
-        return [
-            guess.first(length) if isinstance(guess, DraftTree) else guess[:length]
-            for guess, length in zip(guesses, kept, strict=True)
-        ]
+        room = self._verify_limit - len(wanted)
+        fitting: list[Guesses] = []
+        for guess, length in zip(guesses, kept, strict=True):
+            length = max(0, min(length, room, len(guess)))
+            room -= length
+            fitting.append(guess.first(length) if isinstance(guess, DraftTree) else guess[:length])
+        return fitting
 
     def _matched(
         self,
@@ -204,13 +225,14 @@ class Drafter:
         """The batch goes to the device."""
         before, self._began = self._began, self._clock()
         if self._over is not None:
-            sequences, least, guessed, won = self._over
-            self._over = None
-            # Up to here; but where nobody was there for a while, that is none of its time.
-            seconds = min(self._began - before, _LONGER * least)
+            over, self._over = self._over, None
+            # From one to the next there is this one's guessing, and none of its own.
+            seconds = self._began - before - self._drafting + over.drafting
+            # But where nobody was there for a while, that is none of its time.
+            seconds = min(seconds, _LONGER * over.seconds)
             # While prompts wait nobody chooses, and so it may not nap yet, or still does.
             if self._naps.asleep is self._asleep:
-                self._naps.step(sequences, seconds, guessed=guessed, won=won)
+                self._naps.step(over.sequences, seconds, guessed=over.guessed, won=over.won)
 
     def step_is_lost(self) -> None:
         """The step was broken off: nothing comes of what was guessed for it."""
@@ -220,7 +242,7 @@ class Drafter:
         """After a step that it slept through."""
         if all(len(item.tokens) == item.outputs for item in batch):
             seconds = self._clock() - self._began
-            self._over = len(batch), seconds, False, 0.0
+            self._over = _Over(len(batch), seconds, drafting=0.0, guessed=False, won=0.0)
             self._controller.missed(len(batch), seconds)
 
     def observe(
@@ -257,6 +279,8 @@ class Drafter:
             self._runs += 1
             self._proposed += proposed
             self._accepted += run.accepted
+            # A token that its grammar does not allow is kept, and is nobody's.
+            self._committed += run.kept - (run.error is not None)
             judged.append((record.acceptance, run.judged, run.right))
         if judged:
             self._steps += 1
@@ -273,14 +297,13 @@ class Drafter:
         )
         if self.provider.looks_at_steps:
             seconds = draft_seconds + step_seconds + looking
-            self._over = len(batch), seconds, bool(judged), self._controller.won
+            won = self._controller.won
+            self._over = _Over(len(batch), seconds, draft_seconds, bool(judged), won)
 
     def _watch(self, run: Run, record: DraftRecord) -> None:
         """Compare what was guessed for a sequence, whether verified or not, with what it said."""
         guess, record.guess = record.guess, ()
         if run.error is not None:
-            # A token that its grammar does not allow is kept, and is nobody's.
-            self._committed += run.kept - (run.error is not None)
             return
         right = 0
         said = run.sequence.answer[-run.kept :]
@@ -301,9 +324,16 @@ class Drafter:
             runs=self._runs,
             proposed=self._proposed,
             accepted=self._accepted,
+            committed=self._committed,
             draft_seconds=self._draft_seconds,
             verify_seconds=self._verify_seconds,
+            state=self._state(),
         )
+
+    def _state(self) -> DraftState:
+        if isinstance(self.provider, LazyDraft) and not self.provider.loaded:
+            return "given-up" if self.provider.given_up else "unloaded"
+        return "napping" if self.asleep else "awake"
 
 
 class TreeDrafter(Drafter):
@@ -320,21 +350,21 @@ class TreeDrafter(Drafter):
         *,
         budget: int,
         paths: int,
+        verify_limit: int,
         clock: Callable[[], float] = time.perf_counter,
         on_drafted: Callable[[float], object] = lambda _: None,
         on_working: Callable[[frozenset[int] | None], object] = lambda _: None,
     ) -> None:
-            committed=self._committed,
         super().__init__(
-            provider, controller, clock=clock, on_drafted=on_drafted, on_working=on_working
+            provider,
+            controller,
+            verify_limit=verify_limit,
+            clock=clock,
+            on_drafted=on_drafted,
+            on_working=on_working,
         )
         self._ranking = provider
         self._paths = paths
-    def _state(self) -> DraftState:
-        if isinstance(self.provider, LazyDraft) and not self.provider.loaded:
-            return "given-up" if self.provider.given_up else "unloaded"
-        return "napping" if self.asleep else "awake"
-
         self._tree_budget = budget
 
     def want(self, row: int, tokens: Sequence[int], chosen: int, spare: int, cells: int) -> Wanted:

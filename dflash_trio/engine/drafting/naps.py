@@ -20,8 +20,9 @@ AWAKE = 128
 """Steps without prompts in which it shows whether guesses are worth it."""
 SUSPECTED = 0.15
 """What looking may take, of a step, as long as nothing is known."""
-DEAR = 0.01
-"""Of a step: looking that takes less is not worth a nap."""
+DEAR, TOO_DEAR = 0.01, 0.02
+"""Of a step: looking that takes less is not worth a nap, unless guesses lose so much with it that
+it is not little after all."""
 PROBE, FIRST_NAP, LONGEST_NAP = 64, 512, 2048
 """Steps. Where guesses begin to be worth it, that is found so much later at the worst."""
 STALE = 64
@@ -75,8 +76,9 @@ class Naps:
         self._since_guesses = 0 if guessed else self._since_guesses + 1
         if self._since_guesses > _BEHIND and self._steps > _SETTLING:
             table = self._alone if self.asleep else self._watched
-            # Without what was asked for in vain, which is counted already.
-            table.setdefault(sequences, _Average()).add(max(seconds + won, 0.0))
+            plain = seconds + won  # without what was asked for in vain, which is counted already
+            if plain > 0:  # or else the clock is too coarse to tell
+                table.setdefault(sequences, _Average()).add(plain)
         if self.asleep:
             if self._steps >= self._next:
                 known = self._next != PROBE
@@ -89,7 +91,8 @@ class Naps:
             return
         share = self._share()
         takes = SUSPECTED if share is None else share
-        naps = takes > DEAR and self._won < takes * self._seconds
+        costs = takes * self._seconds - self._won
+        naps = costs > (0 if takes > DEAR else TOO_DEAR * self._seconds)
         self._awake_in_a_row = 0 if naps else self._awake_in_a_row + 1
         if share is None:
             self._next = PROBE
@@ -102,9 +105,12 @@ class Naps:
 
     @property
     def wants_plain(self) -> bool:
-        """It woke to find out what looking takes: for that, nothing should be guessed now."""
-        finds_out = self._steps < _SETTLING + _PLAIN and not self.asleep
-        return finds_out and bool(self._alone) and self._share() is None
+        """It has just woken, and knows nothing yet of what could follow; or it woke to find out
+        what looking takes, and nothing should be guessed for that."""
+        if self.asleep or not self._alone:
+            return False
+        woke = not self._awake_in_a_row and not self._steps
+        return woke or (self._steps < _SETTLING + _PLAIN and self._share() is None)
 
     def _begin(self, *, asleep: bool) -> None:
         self.asleep = asleep

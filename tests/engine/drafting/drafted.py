@@ -27,6 +27,9 @@ from dflash_trio.generation.events import (
 from dflash_trio.generation.request import PreparedPrompt
 from tests.engine.drafting.scripted_provider import Always, CheckingProvider, Guess
 
+LIMIT = 10_000
+"""Tokens of a batch with guesses: none, here."""
+
 
 @attrs.define
 class Told:
@@ -105,13 +108,16 @@ class Engine:
         self.provider = CheckingProvider(guess, longest=longest) if guess is not None else None
         drafter = None
         if self.provider is not None and tree is None:
-            drafter = Drafter(self.provider, controller or Always(longest), clock=clock)
+            drafter = Drafter(
+                self.provider, controller or Always(longest), verify_limit=LIMIT, clock=clock
+            )
         elif self.provider is not None and tree is not None:
             drafter = TreeDrafter(
                 self.provider,
                 controller or Always(tree),
                 budget=tree,
                 paths=paths,
+                verify_limit=LIMIT,
                 clock=clock,
             )
         self.scheduler = Scheduler(

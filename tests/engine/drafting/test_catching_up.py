@@ -179,7 +179,7 @@ class Told(DraftController):
 
 def test_the_controller_hears_what_catching_up_took_in_this_step() -> None:
     clock, controller = [0.0], Told()
-    drafter = Drafter(Slow(clock), controller, clock=lambda: clock[0])
+    drafter = Drafter(Slow(clock), controller, verify_limit=63, clock=lambda: clock[0])
     record = drafter.new_record([1])
     for _ in range(2):
         if drafter.choose([record]):

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash_trio.engine.drafting.acceptance import UNKNOWN, Acceptance
+from dflash_trio.engine.context_size import verify_tokens
+from dflash_trio.engine.drafting.acceptance import UNKNOWN, Acceptance, TreeAcceptance
 from dflash_trio.engine.drafting.controller import DraftController
 from dflash_trio.engine.drafting.costs import CostTable
 
@@ -57,13 +58,17 @@ class World:
     limit: int = 63
     longest: int = 8
     seed: int = 1
+    acceptance: type[Acceptance] = Acceptance
 
     def run(self, tokens: int, *, constant: int | None = None) -> Outcome:
         """Until so many tokens are said. ``constant``: guesses in each step, instead of what the
         controller says; with 0 that is a model without drafts."""
         dice = random.Random(self.seed)
         controller = DraftController(
-            self.longest, verify_limit=self.limit, partitioned=self.partitioned
+            self.longest,
+            verify_limit=self.limit,
+            partitioned=self.partitioned,
+            acceptance=self.acceptance,
         )
         said = [0] * self.streams
         known = [controller.new_acceptance() for _ in said]
@@ -296,6 +301,61 @@ def test_a_batch_with_guesses_never_exceeds_the_limit_and_the_account_never_the_
     # A short first generation: two tries for nothing, and what they led to.
     slower = ours.seconds / ours.tokens - plain.seconds / plain.tokens
     assert slower * ours.tokens < 8 * (step(streams) + draft(8))
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance, TreeAcceptance])
+@pytest.mark.parametrize("chance", [0.95, 0.6, 0.05])
+@pytest.mark.parametrize("token", [0.0, 0.5])
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize(("streams", "longest"), [(3, 22), (4, 15), (8, 15), (32, 15), (40, 15)])
+def test_of_guesses_that_cost_nothing_no_more_are_verified_than_fit_in_a_batch(
+    acceptance: type[Acceptance],
+    chance: float,
+    token: float,
+    on_cpu: bool,
+    streams: int,
+    longest: int,
+) -> None:
+    limit = verify_tokens(streams, longest, on_cpu=on_cpu)
+    largest = 0
+
+    def step(tokens: int) -> float:
+        nonlocal largest
+        largest = max(largest, tokens)
+        return 1.0 + token * (tokens - streams)
+
+    world = World(
+        step,
+        lambda asked: 0.0001 if asked else 0.0,
+        always(chance),
+        streams=streams,
+        limit=limit,
+        longest=longest,
+        partitioned=True,
+        acceptance=acceptance,
+    )
+    world.run(200 * streams)
+    assert largest <= limit
+    assert largest > streams or 2 * streams > limit, "it does guess where one for each fits"
+
+
+def test_a_question_that_nobody_had_a_guess_for_does_not_make_asking_cheap() -> None:
+    controller = DraftController(7, verify_limit=63, partitioned=True)
+    known = [controller.new_acceptance()]
+    asked = 0
+    for _ in range(1000):
+        if chosen := controller.choose(known):
+            asked += 1
+            assert controller.keep([0], [0], known) == [0]
+        controller.observe(
+            [1],
+            [],
+            committed=1,
+            asked=chosen,
+            draft_seconds=0.00002 if chosen else 0.0,
+            step_seconds=0.01,
+        )
+    assert 1 < asked < 100
 
 
 # ------------------------------------------------------------------------------------ costs

@@ -36,7 +36,7 @@ def test_asking_nobody_is_no_measurement_of_what_asking_costs() -> None:
     controller = Spying(4, verify_limit=63, partitioned=True)
     ticks = count()
     provider = CheckingProvider(lambda _tokens, limit: [1] * limit)
-    drafter = Drafter(provider, controller, clock=lambda: float(next(ticks)))
+    drafter = Drafter(provider, controller, verify_limit=63, clock=lambda: float(next(ticks)))
     record = drafter.new_record([1, 2])
     assert drafter.choose([record]) == 4
     assert drafter.propose([None], [record]) == []
@@ -88,7 +88,7 @@ def test_guesses_are_judged_by_what_comes_whether_they_are_verified_or_not(
     few: int, says: list[int], told: tuple[int, int, int]
 ) -> None:
     controller = Watching(few)
-    drafter = Drafter(PromptLookup(4), controller)
+    drafter = Drafter(PromptLookup(4), controller, verify_limit=63)
     answer = [1, 2, 3, 1, 2]
     record = drafter.new_record(answer)
     assert drafter.choose([record]) == 4

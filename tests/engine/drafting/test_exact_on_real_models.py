@@ -94,7 +94,7 @@ def house(smollm2: Path) -> Iterator[House]:
 
 
 def always() -> Drafter:
-    return Drafter(PromptLookup(LONGEST), Always(LONGEST))
+    return Drafter(PromptLookup(LONGEST), Always(LONGEST), verify_limit=LIMIT)
 
 
 def test_greedy_text_with_prompt_lookup_is_plain_greedy_text(house: House) -> None:
@@ -124,7 +124,7 @@ def test_seeded_and_penalized_text_with_drafts_is_that_without_them(house: House
 def test_text_is_the_same_whatever_the_controller_decides(house: House) -> None:
     requests = [house.prepare(text, 40) for text in PROMPTS[16:]]
     controller = DraftController(LONGEST, verify_limit=LIMIT, partitioned=True)
-    drafted = house.run(requests, Drafter(PromptLookup(LONGEST), controller))
+    drafted = house.run(requests, Drafter(PromptLookup(LONGEST), controller, verify_limit=LIMIT))
     assert drafted.said == house.run(requests, None).said
     assert drafted.drafts is not None
     assert drafted.drafts.steps > 0

@@ -87,7 +87,11 @@ class House:
     ) -> tuple[dict[tuple[int, int], Said], DraftStatistics | None]:
         """``gone``: a request whose client leaves after so many steps of the crowd."""
         ledger = KVLedger(slots=SLOTS, pool=SLOTS * MAX_CTX, max_ctx=MAX_CTX, decode_headroom=32)
-        drafter = None if draft is None else Drafter(self.drafts[draft], Always(LONGEST))
+        drafter = (
+            None
+            if draft is None
+            else Drafter(self.drafts[draft], Always(LONGEST), verify_limit=LIMIT)
+        )
         scheduler = Scheduler(self.runner, ledger, chunk=CHUNK, prefixes=prefixes, drafter=drafter)
         told: dict[tuple[int, int], Said] = {}
         holds: dict[int, Hold] = {}

@@ -23,6 +23,7 @@ from dflash_trio.engine.drafting.naps import (
 from dflash_trio.engine.drafting.prompt_lookup import PromptLookup
 from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.model_runner import BatchSlice
+from tests.engine.drafting.scripted_provider import Always
 
 
 def spent_awake(
@@ -125,8 +126,14 @@ def test_what_was_asked_for_in_vain_is_no_part_of_what_looking_takes() -> None:
     naps = Naps()
     for _ in range(STALE * AWAKE):
         asked = not naps.asleep and not naps.wants_plain
-        naps.step(1, 1.3 if asked else 1.0, guessed=False, won=-0.3 if asked else 0.0)
+        naps.step(1, 1.01 if asked else 1.0, guessed=False, won=-0.01 if asked else 0.0)
     assert not naps.asleep
+
+
+def test_guesses_that_lose_much_are_napped_from_though_looking_takes_nothing() -> None:
+    naps = Naps()
+    shown = sum(spent_awake(naps, 40 * AWAKE, won=-0.03, takes=0.0))
+    assert shown < 10 * AWAKE
 
 
 def test_one_slow_step_is_no_reason_to_nap() -> None:
@@ -197,7 +204,7 @@ def test_a_napping_draft_is_told_of_no_step_and_asked_nothing(looks: bool) -> No
 
     provider = Counting(looks, looking)
     controller = Never()
-    drafter = Drafter(provider, controller, clock=lambda: now)  # type: ignore[arg-type]
+    drafter = Drafter(provider, controller, verify_limit=63, clock=lambda: now)  # type: ignore[arg-type]
     record = drafter.new_record([1])
     steps = AWAKE + PROBE + AWAKE + FIRST_NAP + 10
     for at in range(steps):
@@ -209,8 +216,94 @@ def test_a_napping_draft_is_told_of_no_step_and_asked_nothing(looks: bool) -> No
             error=None,
         )  # fmt: skip
         step_over(drafter, [BatchSlice(0, at, (1,), 1)], run)
-    watched = 2 * AWAKE + 10 if looks else steps
-    assert provider.observed == controller.asked == watched
+    assert provider.observed == (2 * AWAKE + 10 if looks else steps)
+    # Not in the first step of two times awake: it knows nothing yet of what could follow.
+    assert controller.asked == provider.observed - (2 if looks else 0)
+
+
+def test_what_guessing_takes_is_not_taken_for_what_looking_takes() -> None:
+    # Every fifth step has guesses, which take longer than the step itself, and looking is free.
+    now, share = 0.0, []
+    provider = SimpleNamespace(
+        kind="dear", longest=4, matched=(), caught_up_seconds=0.0, looks_at_steps=True,
+        observe=lambda *_: None, nap=lambda asleep: None,
+    )  # fmt: skip
+
+    def propose(wanted: Sequence[Wanted]) -> list[list[int]]:
+        nonlocal now
+        now += 0.012
+        return [[7] * item.limit for item in wanted]
+
+    provider.propose = propose
+
+    class NowAndThen(Never):
+        def choose(self, _: object) -> int:
+            self.asked += 1
+            return 4 if self.asked % 5 == 0 else 0
+
+        def keep(self, lengths: Sequence[int], *_: object) -> list[int]:
+            return list(lengths)
+
+    drafter = Drafter(provider, NowAndThen(), verify_limit=63, clock=lambda: now)  # type: ignore[arg-type]
+    record = drafter.new_record([1])
+    for at in range(20 * AWAKE):
+        guesses: Sequence[int] = ()
+        if chosen := drafter.choose([record]):
+            (guesses,) = drafter.propose([Wanted(0, [1], chosen)], [record])  # type: ignore[assignment]
+        drafter.step_begins()
+        now += 0.008
+        run = SimpleNamespace(
+            sequence=SimpleNamespace(drafts=record), kept=1, accepted=0,
+            judged=min(1, len(guesses)), right=(), error=None,
+        )  # fmt: skip
+        step_over(drafter, [BatchSlice(0, at, (1, *guesses), 1 + len(guesses))], run)
+        share.append(drafter._naps._share())
+    known = [found for found in share if found is not None]
+    assert known
+    assert max(map(abs, known)) < 1e-6
+
+
+def test_a_draft_that_takes_longer_than_a_step_and_brings_nothing_ends_no_engine() -> None:
+    now, shown = 0.0, 0
+    provider = SimpleNamespace(
+        kind="slow", longest=4, matched=(), caught_up_seconds=0.0, looks_at_steps=True,
+        observe=lambda *_: None, nap=lambda asleep: None,
+    )  # fmt: skip
+
+    def propose(wanted: Sequence[Wanted]) -> list[list[int]]:
+        nonlocal now
+        now += 0.02
+        return [[] for _ in wanted]
+
+    provider.propose = propose
+    controller = DraftController(4, verify_limit=63, partitioned=False)
+    drafter = Drafter(provider, controller, verify_limit=63, clock=lambda: now)  # type: ignore[arg-type]
+    record = drafter.new_record([1])
+    for at in range(20 * AWAKE):
+        if chosen := drafter.choose([record]):
+            drafter.propose([Wanted(0, [1], chosen)], [record])
+        drafter.step_begins()
+        now += 0.008
+        run = SimpleNamespace(
+            sequence=SimpleNamespace(drafts=record), kept=1, accepted=0, judged=0, right=(),
+            error=None,
+        )  # fmt: skip
+        shown += not drafter.asleep
+        step_over(drafter, [BatchSlice(0, at, (1,), 1)], run)
+    assert shown > AWAKE
+
+
+def test_whatever_a_controller_says_a_batch_stays_within_its_limit() -> None:
+    provider = SimpleNamespace(
+        matched=(), propose=lambda wanted: [[7] * item.limit for item in wanted]
+    )
+    drafter = Drafter(provider, Always(8), verify_limit=20)  # type: ignore[arg-type]
+    records = [drafter.new_record([1]) for _ in range(4)]
+    guesses = drafter.propose([Wanted(row, [1], 8) for row in range(4)], records)
+    assert [len(guess) for guess in guesses] == [8, 8, 0, 0]
+    crowd = [drafter.new_record([1]) for _ in range(21)]
+    guesses = drafter.propose([Wanted(row, [1], 8) for row in range(21)], crowd)
+    assert not any(guesses)
 
 
 @pytest.mark.parametrize("length", [50, 1000])
@@ -231,7 +324,7 @@ def test_a_draft_that_is_never_right_naps_however_cheap_its_tries_are(length: in
 
     wrong.propose, wrong.observe, wrong.nap = propose, observe, lambda asleep: None
     controller = DraftController(15, verify_limit=256, partitioned=False)
-    drafter = Drafter(wrong, controller, clock=lambda: now)  # type: ignore[arg-type]
+    drafter = Drafter(wrong, controller, verify_limit=256, clock=lambda: now)  # type: ignore[arg-type]
     shown = 0
     for at in range(20 * AWAKE):
         if at % length == 0:
@@ -256,7 +349,7 @@ def test_prompt_lookup_that_takes_next_to_nothing_naps_to_find_that_out_alone() 
     now, dice, missed = 0.0, random.Random(4), 0
     provider = PromptLookup()
     controller = LookupController(provider.longest, verify_limit=64, partitioned=True)
-    drafter = Drafter(provider, controller, clock=lambda: now)
+    drafter = Drafter(provider, controller, verify_limit=64, clock=lambda: now)
     tokens = [dice.randrange(40) for _ in range(50)]
     record = drafter.new_record(tokens)
     for at in range(3000):

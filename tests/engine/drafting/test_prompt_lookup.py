@@ -159,7 +159,7 @@ def test_rows_that_are_kept_for_later_prompts_take_no_memory_of_the_lookup() -> 
     ledger = KVLedger(slots=2, pool=400, max_ctx=200, decode_headroom=24)
     provider = PromptLookup()
     scheduler = Scheduler(
-        runner, ledger, chunk=64, prefixes=1, drafter=Drafter(provider, Always(16))
+        runner, ledger, chunk=64, prefixes=1, drafter=Drafter(provider, Always(16), verify_limit=63)
     )
     for number in range(3):
         prepared = prompt(f"one two one two {number}", 20)

@@ -99,6 +99,7 @@ class House:
             controller or Always(budget),
             budget=budget,
             paths=self.runner.tree_paths,
+            verify_limit=SLOTS + OUTPUTS,
         )
         scheduler = Scheduler(self.runner, ledger, chunk=CHUNK, prefixes=prefixes, drafter=drafter)
         holds: dict[int, Hold] = {}

@@ -22,7 +22,6 @@ from ..config import CacheType, DevicePlacement, FlashAttention
 from ..generation.events import TokenLogprob
 from ..generation.request import SamplingParams
 from .context_size import context_size, microbatch, size_warnings
-from .host_memory import new_bytes
 from .llama_abi import (
     BackendDevice,
     library_identity,
@@ -31,12 +30,13 @@ from .llama_abi import (
     silence_llama_log,
 )
 from .llama_batch import LlamaBatch
-from .llama_fillers import filler_room, fillers
+from .llama_fillers import ANY_TOKEN, filler_room, fillers
 from .llama_logprobs import token_logprob
 from .llama_memory import seq_cp, seq_pos_max, seq_rm
 from .llama_metadata import cpu_batching, description, metadata
 from .llama_model_params import CACHE_TYPES, FLASH_ATTENTION, ModelParams, find_devices
 from .llama_outputs import OutputArray
+from .llama_row_states import PendingCopies, read_state, write_state
 from .llama_sampler import ChainSampler, GreedySampler, SamplingThreads
 from .llama_tree import TreePaths
 from .llama_vocabulary import LlamaVocabulary
@@ -116,12 +116,12 @@ class LlamaRunner:
         self._abort_flag = ctypes.create_string_buffer(b"\0\0", 2)
         # The outputs of the last batch, and the largest of each, once somebody asks.
         self._logits: Any = None
+        self._copies = PendingCopies()
         self._likeliest: Any = None
         self._pace = Pace()
         self._chunk = spec.chunk
-        self._sampling = (
-            SamplingThreads(spec.sampling_threads) if spec.sampling_threads > 1 else None
-        )
+        threads = spec.sampling_threads
+        self._sampling = SamplingThreads(threads) if threads > 1 else None
         try:
             devices = find_devices(spec.devices)
             self._load_model(spec, devices, on_progress, stopped)
@@ -193,9 +193,8 @@ class LlamaRunner:
         )
         # Tokens that a sliding window remembers, 0 without one.
         self._window = int(llama.llama_model_n_swa(self._model))
-        self.rewinds_freely = not (
-            llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model)
-        )
+        recurrent = llama.llama_model_is_recurrent(self._model)
+        self.rewinds_freely = not (recurrent or llama.llama_model_is_hybrid(self._model))
         template = llama.llama_model_chat_template(self._model, None)
         self.info = ModelInfo(
             architecture=metadata(self._model, "general.architecture") or "unknown",
@@ -249,9 +248,8 @@ class LlamaRunner:
         self._memory = llama.llama_get_memory(self.context)
         self._trees = TreePaths(self._memory, spec.slots, spec.tree_paths)
         # With layers on the CPU the call itself computes, and there is nothing to wait for.
-        self._is_asynchronous = not on_cpu and self.info.gpu_layers > llama.llama_model_n_layer(
-            self._model
-        )
+        layers = llama.llama_model_n_layer(self._model)
+        self._is_asynchronous = not on_cpu and self.info.gpu_layers > layers
         rewinds = self.rewinds_freely and (not self._window or params.swa_full)  # for fillers
         self.wants_runs = bool(self._size.partitioned and self._is_asynchronous and rewinds)
         self._fills_rows = self.wants_runs and not spec.cpu_moe  # experts there take their time
@@ -265,6 +263,7 @@ class LlamaRunner:
             *(str(spec.rope_freq_base), str(spec.rope_freq_scale), str(params.swa_full)),
             *(str(0 if self.shares_cells else spec.slots), str(params.n_ctx)),
             *(self.info.device, str(self.info.gpu_layers)),
+            *(f"{name}={value}" for name, value in sorted(spec.overrides.items())),
         )
         self._batch = LlamaBatch(batch, params.n_outputs_max)
 
@@ -316,6 +315,7 @@ class LlamaRunner:
             launched()
         begin = perf_counter()
         code = llama.llama_decode(self.context, self._batch.native)
+        self._copies.carried_out()
         for filler in between:  # changes no cell that the step may yet read
             self.rewind(filler.seq_id, filler.position)
         if code == 0:
@@ -373,25 +373,31 @@ class LlamaRunner:
             return
         # The whole sequence: of a part, a partitioned cache would end the process.
         seq_cp(self._memory, source, target, -1, -1)
+        self._copies.add(source, target)
         self.rewind(target, length)
+
+    def _carry_out_copies(self, row: int) -> None:
+        """By a step for nobody, behind what the row has."""
+        end = self.sequence_length(row)
+        self.decode([BatchSlice(row, end, (ANY_TOKEN,), 0)])  # though it be full, or given up
+        self.rewind(row, end)
 
     @property
     def saving_costs(self) -> float:
         return self._pace.saving_costs
 
     def save(self, seq_id: int) -> bytes:
+        if self._copies.hinder_reading(seq_id):
+            self._carry_out_copies(seq_id)
         begin = perf_counter()
-        size = llama.llama_state_seq_get_size(self.context, seq_id)
-        # Megabytes: written where they stay, neither zeroed nor copied.
-        state = new_bytes(size)
-        pointer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))
-        written = llama.llama_state_seq_get_data(self.context, pointer, size, seq_id)
+        state = read_state(self.context, seq_id)
         self._pace.saved(perf_counter() - begin)
-        return state if written == size else state[:written]
+        return state
 
     def load(self, seq_id: int, state: bytes) -> None:
-        pointer = ctypes.cast(ctypes.c_char_p(state), ctypes.POINTER(ctypes.c_uint8))  # read only
-        if not llama.llama_state_seq_set_data(self.context, pointer, len(state), seq_id):
+        if self._copies.hinder_writing(seq_id):
+            self._carry_out_copies(seq_id)
+        if not write_state(self.context, seq_id, state):
             raise EngineError(f"a saved state of {len(state)} bytes does not fit sequence {seq_id}")
 
     def can_rewind(self, seq_id: int, length: int) -> bool:

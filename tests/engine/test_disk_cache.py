@@ -457,10 +457,14 @@ def test_a_full_disk_costs_one_line_and_leaves_nothing(
         file.write(b"some of it")
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    def idle() -> bool:
+        with store._lock:  # in between, an entry is neither in the queue nor being written
+            return not store._queue and store._writing is None
+
     monkeypatch.setattr(disk_cache, "write_entry", full)
     for number in range(3):
         store.put((number, *TOKENS), STATE, is_prompt=False)
-        wait_until(lambda: not store._queue and store._writing is None)
+        wait_until(idle)
     assert names(folder) == set()
     (line,) = lines(caplog)
     assert "No space left" in line
@@ -789,6 +793,8 @@ def test_another_configuration_of_a_real_model_has_another_key(smollm2: Path) ->
         {"keeps_prefixes": True},
         {"max_ctx": 512},
         {"slots": 2},
+        {"overrides": {"llama.expert_used_count": 1}},
+        {"overrides": {"llama.expert_used_count": 2}},
     ]
     for change in changes:
         runner = load_llama(smollm2, **change)

@@ -550,6 +550,51 @@ def test_a_copy_may_begin_anew_in_the_middle(make: Make, pool: int | None) -> No
     assert go_on(runner, 2, 4) == expected
 
 
+@pytest.mark.parametrize("pool", [None, 512])
+@pytest.mark.parametrize("loaded", ["source", "target"])
+def test_a_state_may_be_loaded_into_the_rows_of_a_copy_before_the_next_step(
+    make: Make, pool: int | None, loaded: str
+) -> None:
+    runner = make(slots=3, max_ctx=256, pool=pool)
+    head, tail = tokens_of(runner, SEA), tokens_of(runner, BREAD)
+    prefill(runner, 0, tokens_of(runner, NIGHT) * 3)
+    state = runner.save(0)
+    prefill(runner, 0, tail)
+    after_load = go_on(runner, 0, 4)
+    runner.rewind(0, 0)
+    prefill(runner, 0, head + tail)
+    after_copy = go_on(runner, 0, 4)
+    runner.rewind(0, len(head))
+    runner.copy(0, 1, len(head))
+    emptied, stays = (0, 1) if loaded == "source" else (1, 0)
+    runner.rewind(emptied, 0)
+    runner.load(emptied, state)
+    prefill(runner, stays, tail)
+    assert go_on(runner, stays, 4) == after_copy
+    prefill(runner, emptied, tail)
+    assert go_on(runner, emptied, 4) == after_load
+
+
+@pytest.mark.parametrize("pool", [None, 512])
+def test_what_is_saved_of_a_copy_is_what_was_copied(make: Make, pool: int | None) -> None:
+    runner = make(slots=3, max_ctx=256, pool=pool)
+    head, tail = tokens_of(runner, SEA), tokens_of(runner, BREAD)
+    prefill(runner, 0, head + tail)
+    expected = go_on(runner, 0, 4)
+    runner.rewind(0, 0)
+    prefill(runner, 2, tokens_of(runner, NIGHT) * 3)  # lay there before
+    runner.rewind(2, 0)
+    prefill(runner, 0, head)
+    runner.copy(0, 2, len(head))
+    state = runner.save(2)
+    for row in range(3):
+        runner.rewind(row, 0)
+    runner.load(1, state)
+    assert runner.sequence_length(1) == len(head)
+    prefill(runner, 1, tail)
+    assert go_on(runner, 1, 4) == expected
+
+
 def test_a_saved_sequence_goes_on_in_another_row_as_it_would_have(runner: Runner) -> None:
     expected = say(runner, SEA, 6)
     prefill(runner, 0, tokens_of(runner, SEA))

@@ -107,16 +107,16 @@ def prefill_shares(
     it either. What would fit into a ``chunk`` is not cut, but for the oldest one.
     """
     oldest = prefilling[0]
-    sure = max(0, min(oldest.to_prefill - oldest.computed, sure, budget))
+    sure = max(0, min(oldest.prefill_end - oldest.computed, sure, budget))
     shares: dict[int, int] = {}
     left = budget
-    order = sorted(prefilling, key=lambda s: s.to_prefill - s.computed)
+    order = sorted(prefilling, key=lambda s: s.prefill_end - s.computed)
     if oldest_first:
         order.sort(key=lambda s: s is not oldest)
     for sequence in order:
         if budget - left >= full:
             break
-        need = sequence.to_prefill - sequence.computed
+        need = sequence.prefill_end - sequence.computed
         if sequence is oldest:
             share, sure = min(need, left), 0
         else:

@@ -113,6 +113,13 @@ class Sequence:
         that goes on after a pause all but the last token."""
         return max(len(self.prepared.tokens), self.length - 1)
 
+    @property
+    def prefill_end(self) -> int:
+        """As many of them as may be computed at once: other answers go on from the prompt's end,
+        and not every cache can go back there."""
+        prompt = len(self.prepared.tokens)
+        return prompt if self.prepared.n > 1 and self.computed < prompt else self.to_prefill
+
     def tokens(self, begin: int, end: int) -> AbstractSequence[int]:
         """Those at positions ``begin`` .. ``end`` - 1."""
         prompt = len(self.prepared.tokens)

@@ -71,6 +71,8 @@ class SequenceRows:
                 # It wants the same answer every time, and what is kept changes the last bits.
                 self._cache.clear()
             tokens = sequence.tokens(0, sequence.to_prefill)
+            if sequence.prepared.n > 1:
+                tokens = tokens[: prompt + 1]  # the others begin where it ends
             sequence.seq_id, sequence.computed = self._cache.begin(tokens, reuse=reuse)
             if not sequence.answer:
                 sequence.cached = sequence.computed

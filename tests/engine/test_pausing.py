@@ -30,9 +30,10 @@ class Engine:
         max_ctx: int = 60,
         headroom: int = 4,
         prefixes: int = 0,
+        rewinds: bool = True,
     ) -> None:
         self.ledger = KVLedger(slots=slots, pool=pool, max_ctx=max_ctx, decode_headroom=headroom)
-        self.runner = ScriptedRunner(slots=slots, cells=pool)
+        self.runner = ScriptedRunner(slots=slots, cells=pool, rewinds_freely=rewinds)
         self.scheduler = Scheduler(self.runner, self.ledger, chunk=16, prefixes=prefixes)
         self.texts: dict[int, dict[int, str]] = {}
         self.finished: dict[int, dict[int, Finished]] = {}
@@ -181,16 +182,30 @@ def test_what_a_sequence_has_beside_its_cells_survives_the_pause() -> None:
         assert engine.texts[second] == alone(which)
 
 
-def test_several_answers_are_paused_and_go_on_together() -> None:
+@pytest.mark.parametrize("rewinds", [True, False])
+def test_several_answers_are_paused_and_go_on_together(rewinds: bool) -> None:
     prepared = attrs.evolve(prompt("second" * 2, 12, ignore_eos=True), n=2)
     prepared = attrs.evolve(prepared, sampling=SamplingParams(temperature=1.0, seed=5))
-    engine = Engine(slots=3, pool=52)
+    engine = Engine(slots=3, pool=52, rewinds=rewinds)
     engine.add(prompt("first" * 4, 30, ignore_eos=True))
     second = engine.add(prepared)
     while not engine.holds[second].paused:
         engine.step()
     engine.run()
     assert engine.texts[second] == alone(prepared)
+
+
+def test_where_nothing_can_be_taken_back_answers_still_share_their_prompt_after_a_pause() -> None:
+    engine = Engine(slots=3, pool=400, max_ctx=400, headroom=16, rewinds=False)
+    first = engine.add(prompt("a" * 40, 120, ignore_eos=True))
+    engine.step()
+    prepared = attrs.evolve(prompt("b" * 200, 60, ignore_eos=True), n=2)
+    second = engine.add(attrs.evolve(prepared, sampling=SamplingParams(temperature=1.0, seed=3)))
+    engine.run()
+    assert engine.scheduler.statistics().pauses
+    endings = [*engine.finished[first].values(), *engine.finished[second].values()]
+    assert [ending.usage.completion_tokens for ending in endings] == [120, 60, 60]
+    assert all(ending.detail is None for ending in endings)
 
 
 arrivals = st.lists(
@@ -207,14 +222,23 @@ arrivals = st.lists(
 
 
 @settings(max_examples=150, deadline=None)
-@given(arrivals, st.integers(0, 3), st.integers(1, 8), st.randoms(use_true_random=False))
+@given(
+    arrivals,
+    st.integers(0, 3),
+    st.integers(1, 8),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
 def test_whoever_comes_and_leaves_everybody_gets_to_the_end_of_what_alone_would_be_said(
     coming: list[tuple[int, int, int, int, int | None]],
     prefixes: int,
     headroom: int,
+    rewinds: bool,
     dice: random.Random,
 ) -> None:
-    engine = Engine(slots=3, pool=70, max_ctx=50, headroom=headroom, prefixes=prefixes)
+    engine = Engine(
+        slots=3, pool=70, max_ctx=50, headroom=headroom, prefixes=prefixes, rewinds=rewinds
+    )
     expected: dict[int, dict[int, str]] = {}
     leaving: dict[int, int] = {}
     waiting = list(coming)

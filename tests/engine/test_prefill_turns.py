@@ -21,6 +21,10 @@ class Prompt:
     to_prefill: int
     computed: int = 0
 
+    @property
+    def prefill_end(self) -> int:
+        return self.to_prefill
+
 
 def shared(
     prompts: list[Prompt],

@@ -262,11 +262,7 @@ class LlamaRunner:
             *(spec.cache_type_k, spec.cache_type_v, spec.flash_attn),
             *(str(spec.rope_freq_base), str(spec.rope_freq_scale), str(params.swa_full)),
             *(str(0 if self.shares_cells else spec.slots), str(params.n_ctx)),
-            *(
-                self.info.device,
-                str(self.info.gpu_layers),
-                *map(str, sorted(spec.overrides.items())),
-            ),
+            *map(str, (self.info.device, self.info.gpu_layers, *sorted(spec.overrides.items()))),
         )
         self._batch = LlamaBatch(batch, params.n_outputs_max)
 

@@ -263,13 +263,13 @@ class PrefixCache:
         return row - 1 in self._running or row + 1 in self._running
 
     def computed(self, row: int, prompt: Sequence[int]) -> None:
-        """A running row's prompt is in its cells, all of it and nothing else: others may begin with
-        it from now on, and it may be kept as a whole."""
+        """All of a running row's prompt, and no more, is in it: others may begin with it."""
         if self._prompts and len(prompt) >= WORTH_SAVING:
-            match = self._tree.longest(prompt)
-            known = self._saved.get(match.key) if match is not None else None
-            if known is None or not known.is_prompt or known.tokens != tuple(prompt):
-                self._save(row, tuple(prompt), is_prompt=True)
+            whole = tuple(prompt)
+            if kept := [k for k, s in self._saved.items() if s.is_prompt and s.tokens == whole]:
+                self._saved.move_to_end(kept[0])
+            else:
+                self._save(row, whole, is_prompt=True)
         if self._runner.shares_cells and self._prefixes:
             self._tree.insert(row, prompt)
 

@@ -272,6 +272,26 @@ def test_whole_prompts_are_kept_beside_what_became_of_them() -> None:
     assert cached(engine.say(prompt("a" * 100 + "d", 5))[1]) == 0
 
 
+@pytest.mark.parametrize("prefixes", [0, 8])
+@pytest.mark.parametrize("shares_cells", [True, False])
+@pytest.mark.parametrize("rewinds", [True, False])
+def test_a_whole_prompt_is_kept_once_and_the_one_that_was_not_used_for_longest_goes(
+    rewinds: bool, shares_cells: bool, prefixes: int
+) -> None:
+    runner = ScriptedRunner(slots=4, shares_cells=shares_cells, rewinds_freely=rewinds)
+    cache = PrefixCache(runner, slots=4, prefixes=prefixes, prompts=3)
+    for number, letter in enumerate(b"bcaaaabad"):
+        tokens = [letter] * 100
+        row, length = cache.begin(tokens)
+        runner.decode([BatchSlice(row, length, tokens[length:], 1)])
+        cache.computed(row, tokens)
+        answer = [number] * 6
+        runner.decode([BatchSlice(row, 100, answer, 1)])
+        cache.end(row, [*tokens, *answer], keep=True)
+    kept = [chr(saved.tokens[0]) for saved in cache._saved.values() if saved.is_prompt]
+    assert kept == ["b", "a", "d"]
+
+
 def test_the_memory_for_what_is_saved_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(slots=1, prefixes=50)
     for number in range(20):

@@ -90,6 +90,7 @@ class Engine:
         controller: DraftController | None = None,
         tree: int | None = None,
         paths: int = 12,
+        drafting: type[CheckingProvider] = CheckingProvider,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         pool = slots * max_ctx if pool is None else pool
@@ -105,7 +106,7 @@ class Engine:
             script=script,
             before_decode=self._record,
         )
-        self.provider = CheckingProvider(guess, longest=longest) if guess is not None else None
+        self.provider = drafting(guess, longest=longest) if guess is not None else None
         drafter = None
         if self.provider is not None and tree is None:
             drafter = Drafter(

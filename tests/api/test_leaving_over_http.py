@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytest
 import trio
 
+from dflash_trio.engine.model_runner import BatchSlice
+from dflash_trio.engine.scripted_runner import ScriptedRunner
 from tests.support.http_client import PATIENCE, Exchange, connect, request
 from tests.support.running import RunningServer, running
 from tests.support.scripted import Gate, endless, paced, scripted_config, scripted_load
@@ -24,6 +27,27 @@ LONG_ANSWER = 50_000
 def slow_load() -> Any:
     """One slot, of which a whole prompt or answer as above would not be done within the test."""
     load = scripted_load(max_ctx=80_000, chunk=4, script=endless, before_decode=paced(0.001))
+    return scripted_config("m"), load
+
+
+def load_held_in_prefill(gate: Gate) -> Any:
+    """One slot, whose engine stands still at the gate in the middle of a long prompt, until it is
+    told to cut the step short."""
+
+    def step(batch: Sequence[BatchSlice]) -> None:
+        if any(item.position >= LONG_PROMPT // 20 for item in batch):
+            gate(batch)
+
+    def open_on_abort(runner: ScriptedRunner) -> None:
+        abort = runner.abort
+
+        def abort_and_open() -> None:
+            abort()
+            gate.open()
+
+        runner.abort = abort_and_open  # type: ignore[method-assign]
+
+    load = scripted_load(max_ctx=80_000, before_decode=step, on_runner=open_on_abort)
     return scripted_config("m"), load
 
 
@@ -94,11 +118,16 @@ async def test_who_leaves_the_queue_is_gone_at_once_and_its_place_is_free(
 @EVERY_ROUTE
 @STREAM_OR_NOT
 async def test_who_leaves_in_its_prefill_ends_it_there(route: Route, stream: bool) -> None:
-    async with running(slow_load()) as server:
+    gate = Gate(open=False)
+    async with running(load_held_in_prefill(gate)) as server:
         for how in ("FIN", "RST"):
+            gate.close()
+            gate.reached.clear()
             async with connect(server.port) as exchange:
                 await exchange.send("POST", route.path, route.raw("x" * LONG_PROMPT, stream=stream))
-                await server.until(lambda s: s["models"][0]["in_flight"]["prefill"] == 1)
+                assert await trio.to_thread.run_sync(gate.reached.wait, PATIENCE)
+                assert (await server.status())["models"][0]["in_flight"]["prefill"] == 1
+                # That it is gone opens the gate.
                 await leave(exchange, how)
             status = await check_free(server, route)
         assert status["models"][0]["engine"]["prompt_tokens"] < LONG_PROMPT

@@ -25,6 +25,7 @@ from dflash_trio.generation.events import (
     Usage,
 )
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
+from tests.support.http_client import PATIENCE
 
 
 class Encoder:
@@ -197,7 +198,7 @@ async def test_what_a_call_ends_is_repeated_on_neither_the_engines_thread_nor_th
         while stage.generation.events.statistics().tasks_waiting_receive == 0:
             await trio.lowlevel.checkpoint()  # a thread may be at it
 
-    with trio.fail_after(20):
+    with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stage.run)
             await settled()

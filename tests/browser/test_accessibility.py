@@ -114,6 +114,8 @@ def test_the_tab_key_reaches_everything_in_the_order_in_which_it_is_read(
         expect(page.locator("#connection")).to_have_text("Live")
         with server.busy_slot():
             expect(ask(page).locator(".note")).to_contain_text("fallback")
+        # The note is there with the answer's first word, and other buttons once it is over.
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
         wanted = page.evaluate(REACHABLE)
         assert len(wanted) > 3
         reached = []

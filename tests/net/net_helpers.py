@@ -9,9 +9,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import trio
+import trio.testing
 
-from dflash_trio.net import SEND_CONTINUE, BoundListeners, ConnectionServer, bind_listeners
+from dflash_trio.net import (
+    SEND_CONTINUE,
+    BoundListeners,
+    ConnectionServer,
+    bind_listeners,
+    stream,
+)
 from tests.support.http_client import PATIENCE
 
 NEVER = 3600.0
@@ -252,6 +260,29 @@ class Client:
             pass
         data, self.buffer = self.buffer, b""
         return data
+
+
+def linger_at_most(monkeypatch: pytest.MonkeyPatch, *, quiet: float, altogether: float) -> None:
+    """Replace the bounds of a lingering close. With ``NEVER`` it ends as the peer does."""
+    monkeypatch.setattr(stream, "LINGER_QUIET_SECONDS", quiet)
+    monkeypatch.setattr(stream, "LINGER_SECONDS", altogether)
+
+
+async def pass_and_read(
+    clock: trio.testing.MockClock, seconds: float, stream: trio.abc.ReceiveStream, count: int
+) -> None:
+    """Let time pass for everybody, then read so many bytes, which take none.
+
+    The kernel has its own time for them: the clock waits, and so no pause of the machine's makes
+    the reader slower than it is meant to be.
+    """
+    clock.jump(seconds)
+    # Whoever looks at a queue then has done so.
+    await trio.testing.wait_all_tasks_blocked()
+    while count:
+        data = await stream.receive_some(count)
+        assert data
+        count -= len(data)
 
 
 @asynccontextmanager

@@ -15,7 +15,16 @@ import trio.testing
 import trustme
 
 from dflash_trio.net import ConnectionServer, bind_listeners, server_ssl_context
-from tests.net.net_helpers import NEVER, PLAIN_REQUEST, Client, Server, TinyApp, running_server
+from tests.net.net_helpers import (
+    NEVER,
+    PLAIN_REQUEST,
+    Client,
+    Server,
+    TinyApp,
+    linger_at_most,
+    pass_and_read,
+    running_server,
+)
 from tests.support.http_client import PATIENCE
 
 POST = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
@@ -48,16 +57,16 @@ async def test_a_client_that_reads_nothing_loses_its_connection_and_nobody_else_
         await server.check_alive()
 
 
-async def test_a_client_that_reads_slowly_keeps_its_connection() -> None:
+async def test_a_client_that_reads_slowly_keeps_its_connection(
+    mock_clock: trio.testing.MockClock,
+) -> None:
     async with (
         running_server(stall_timeout=2.0) as server,
         await server.connect(receive_buffer=4096) as client,
     ):
         await client.send(get("/big"))
         for _ in range(30):
-            await trio.sleep(0.1)
-            with trio.fail_after(PATIENCE):
-                assert await client.stream.receive_some(4000)
+            await pass_and_read(mock_clock, 0.1, client.stream, 4000)
         assert server.server.statistics().open == 1
         assert server.server.statistics().stalled == 0
 
@@ -338,8 +347,9 @@ async def test_tls_serves_http_1_1_even_to_a_client_that_offers_http_2_first(tls
 
 
 async def test_an_early_refusal_over_tls_is_readable_while_the_body_is_in_flight(
-    tls: Tls,
+    tls: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    linger_at_most(monkeypatch, quiet=NEVER, altogether=NEVER)
     async with running_server(ssl_context=tls.server) as server:
         async with await tls.connect(server) as client:
             await client.send(POST % (b"/refuse", 10_000_000))
@@ -377,7 +387,7 @@ async def test_aborting_cuts_a_tls_writer(tls: Tls) -> None:
 
 @pytest.mark.parametrize("data", [PLAIN_REQUEST, b"", b"\x16\x03\x01", bytes(5000)])
 async def test_a_plain_client_on_a_tls_port_does_no_harm(data: bytes, tls: Tls) -> None:
-    # The good handshake after the bad one has to be done within it as well.
+    # These wait for more, and the bound ends them.
     timeout = 1.0 if data in (b"", b"\x16\x03\x01") else NEVER
     async with running_server(ssl_context=tls.server, handshake_timeout=timeout) as server:
         async with await server.connect() as client:
@@ -385,6 +395,7 @@ async def test_a_plain_client_on_a_tls_port_does_no_harm(data: bytes, tls: Tls) 
                 await client.send(data)
             await client.until_closed()
         await server.until_open(0)
+        server.server._config.ssl_handshake_timeout = NEVER
         async with await tls.connect(server) as client:
             await client.send(PLAIN_REQUEST)
             assert (await client.answer()).status == 200

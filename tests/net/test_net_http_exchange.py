@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from dflash_trio.net import h11_protocol
-from tests.net.net_helpers import PLAIN_REQUEST, running_server
+from tests.net.net_helpers import NEVER, PLAIN_REQUEST, linger_at_most, running_server
 from tests.support.http_client import PATIENCE
 
 POST = b"POST %s HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n%s\r\n"
@@ -132,7 +132,10 @@ async def test_a_refusal_of_an_expectation_costs_no_upload() -> None:
         assert await client.until_closed() == b""
 
 
-async def test_an_early_refusal_is_readable_while_the_body_is_in_flight() -> None:
+async def test_an_early_refusal_is_readable_while_the_body_is_in_flight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    linger_at_most(monkeypatch, quiet=NEVER, altogether=NEVER)
     size = 30_000_000
     async with running_server() as server, await server.connect() as client:
         await client.send(POST % (b"/refuse", size, b""))
@@ -146,7 +149,10 @@ async def test_an_early_refusal_is_readable_while_the_body_is_in_flight() -> Non
         await server.until_open(0)
 
 
-async def test_an_application_that_reads_no_body_is_not_held_up_by_it() -> None:
+async def test_an_application_that_reads_no_body_is_not_held_up_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    linger_at_most(monkeypatch, quiet=NEVER, altogether=NEVER)
     async with running_server() as server, await server.connect() as client:
         await client.send(POST % (b"/hold-then-refuse", 30_000_000, b""))
         with trio.fail_after(PATIENCE):
@@ -156,6 +162,7 @@ async def test_an_application_that_reads_no_body_is_not_held_up_by_it() -> None:
         server.app.go_on.set()
         assert (await client.answer()).status == 503
         assert await client.until_closed() == b""
+        await client.stream.aclose()
         await server.until_open(0)
 
 

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from dflash_trio.net import StallGuardedStream, stream
-from tests.net.net_helpers import NEVER
+from tests.net.net_helpers import NEVER, linger_at_most, pass_and_read
 from tests.support.http_client import PATIENCE
 
 FAMILIES = ["tcp", "unix"]
@@ -55,26 +55,27 @@ async def test_a_reader_that_takes_nothing_breaks_the_stream_after_the_stall_tim
 
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_a_slow_reader_keeps_the_stream(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mock_clock: trio.testing.MockClock,
 ) -> None:
     # Several looks per stall timeout, as there are with the real values.
     monkeypatch.setattr(stream, "QUEUE_POLL_SECONDS", 0.1)
     async with stream_pair(family, tmp_path, stall_timeout=2.0) as (ours, peer):
         started = trio.current_time()
-        with trio.move_on_after(4.0) as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ours.send_all, bytes(10_000_000))
-                while True:
-                    await trio.sleep(0.1)
-                    await peer.receive_some(4000)
-        assert scope.cancelled_caught
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ours.send_all, bytes(10_000_000))
+            for _ in range(40):
+                await pass_and_read(mock_clock, 0.1, peer, 4000)
+            nursery.cancel_scope.cancel()
         assert not ours.stalled
         assert not ours.closed
         assert ours.last_progress > started + 2.0
 
 
 async def test_a_shrinking_queue_counts_as_progress_where_no_byte_is_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
 ) -> None:
     sizes = iter(range(1000, 0, -1))
     monkeypatch.setattr(stream, "unsent_bytes", lambda _: next(sizes))
@@ -189,8 +190,9 @@ async def test_everything_arrives_in_order_and_is_counted(tmp_path: Path) -> Non
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("reader", [True, False], ids=["with a reader", "without"])
 async def test_lingering_lets_a_peer_read_our_last_words_while_it_still_sends(
-    family: str, reader: bool, tmp_path: Path
+    family: str, reader: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    linger_at_most(monkeypatch, quiet=NEVER, altogether=NEVER)
     async with stream_pair(family, tmp_path) as (ours, peer):
         with trio.fail_after(PATIENCE):
             async with trio.open_nursery() as nursery:
@@ -216,11 +218,6 @@ async def test_lingering_lets_a_peer_read_our_last_words_while_it_still_sends(
 async def read_until_closed(ours: StallGuardedStream) -> None:
     with pytest.raises(trio.ClosedResourceError):
         await read_to_the_end(ours)
-
-
-def linger_at_most(monkeypatch: pytest.MonkeyPatch, *, quiet: float, altogether: float) -> None:
-    monkeypatch.setattr(stream, "LINGER_QUIET_SECONDS", quiet)
-    monkeypatch.setattr(stream, "LINGER_SECONDS", altogether)
 
 
 async def test_lingering_ends_soon_when_the_peer_is_silent(
@@ -284,14 +281,14 @@ async def test_a_descriptor_that_a_thread_writes_to_is_closed_only_after_that(
 
     def write(fd: int, data: bytes, length: int) -> int:
         writing.set()
-        assert may_go_on.wait(5)
+        assert may_go_on.wait(PATIENCE)
         open_while_writing.append(os.fstat(fd) is not None)
         return length
 
     monkeypatch.setattr(stream, "_write", write)
     async with stream_pair("tcp", tmp_path) as (ours, _), trio.open_nursery() as nursery:
         nursery.start_soon(trio.to_thread.run_sync, ours.send_now, b"abc")
-        await trio.to_thread.run_sync(writing.wait, 5)
+        assert await trio.to_thread.run_sync(writing.wait, PATIENCE)
         # The closing below holds up the event loop, so the writer is let on by a thread.
         threading.Timer(0.05, may_go_on.set).start()
         if way == "abort":

@@ -269,10 +269,10 @@ async def test_a_real_engine_and_real_preparation_threads_keep_the_same_promises
                     async with RequestScope(router) as scope:
                         await scope.reserve(ask(10, 1000))
                         scope.submit()
-                        await trio.to_thread.run_sync(gate.reached.wait, 10)
+                        assert await trio.to_thread.run_sync(gate.reached.wait, PATIENCE)
 
                 nursery.start_soon(leave_early)
-                await trio.to_thread.run_sync(gate.reached.wait, 10)
+                assert await trio.to_thread.run_sync(gate.reached.wait, PATIENCE)
                 await wait_all_tasks_blocked(0.05)
                 assert model.ledger.statistics().slots_reserved == 1
                 gate.open()

@@ -20,8 +20,8 @@ from dflash_trio.net.listener import bind_listeners
 from dflash_trio.server import Server
 from dflash_trio.service_manager import LOADING_PATIENCE, ServiceManager
 from tests.support.http_client import PATIENCE
-from tests.support.running import RunningServer, poll_health, scripted_process
-from tests.support.scripted import Gate, answer, scripted_config, scripted_load
+from tests.support.running import RunningServer, scripted_process
+from tests.support.scripted import FileGate, Gate, answer, scripted_config, scripted_load
 from tests.support.stalls import StallingGate
 
 Message = dict[str, str]
@@ -219,9 +219,11 @@ async def test_a_signal_while_loading_is_a_stop_that_was_never_ready(
 ) -> None:
     manager = Manager(str(tmp_path / "n"))
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
-    with scripted_process({"name": "a", "load_seconds": 1.0}) as server:
+    gate = FileGate(tmp_path / "gate")
+    with scripted_process({"name": "a", **gate.load_fields}) as server:
         server.signal()
         heard = await manager.until("STOPPING")
+        gate.open()
         assert await server.exit_code() == 0
     manager.close()
     assert "READY" not in str(heard)
@@ -239,7 +241,7 @@ async def watched(manager: ServiceManager, gate: Gate) -> AsyncIterator[RunningS
     server = Server(config, listeners, [(model, load)], manager=manager)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run)
-        await poll_health(port)
+        # The test waits for READY: a datagram that nobody reads may take another's place.
         yield RunningServer(port, server)
         nursery.cancel_scope.cancel()
 

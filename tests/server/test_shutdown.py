@@ -214,7 +214,7 @@ async def test_a_client_that_leaves_while_draining_still_cancels() -> None:
 
 
 async def test_a_second_signal_finalizes_everything_at_once() -> None:
-    with scripted_process(ENDLESS) as server:
+    with scripted_process(ENDLESS, bounds={CUT_GRACE: NEVER}) as server:
         await server.until_ready()
         async with server.streaming("x") as exchange:
             server.signal()
@@ -253,7 +253,7 @@ async def test_a_third_signal_exits_130_at_once() -> None:
 
 
 async def test_the_drain_timeout_finalizes_what_still_runs() -> None:
-    with scripted_process(ENDLESS, drain_timeout=0.3) as server:
+    with scripted_process(ENDLESS, bounds={CUT_GRACE: NEVER}, drain_timeout=0.3) as server:
         await server.until_ready()
         async with server.streaming("x") as exchange:
             server.signal()

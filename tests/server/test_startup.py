@@ -115,7 +115,7 @@ def test_a_taken_port_is_refused_before_anything_loads(smollm2: Path) -> None:
 async def test_a_signal_while_a_real_model_loads_exits_0(smollm2: Path) -> None:
     with server_process([str(smollm2), "--port=0", "--max-concurrency=8"]) as server:
         server.signal(signal.SIGINT)
-        assert await server.exit_code(30) == 0
+        assert await server.exit_code() == 0
     assert "Traceback" not in server.log
 
 

@@ -226,6 +226,14 @@ PATIENT = {"OTEL_EXPORTER_OTLP_TIMEOUT": str(int(3 * PATIENCE))}
 """The exporter's own bound in seconds: longer than any test waits."""
 
 
+PATIENT_END = {
+    "dflash_trio.traces.FLUSH_BOUND": PATIENCE,
+    "dflash_trio.traces.HURRIED_FLUSH_BOUND": PATIENCE,
+    "dflash_trio.routing.drain.CUT_GRACE": PATIENCE,
+}
+"""Bounds of a shutdown that no busy machine reaches."""
+
+
 async def until_logged(server: ServerProcess, words: str) -> None:
     with trio.fail_after(PATIENCE):
         while words not in server.log:  # noqa: ASYNC110
@@ -250,8 +258,10 @@ def test_keys_of_the_collectors_stay_out_of_the_log() -> None:
 
 
 async def test_an_sdk_that_fails_at_its_end_fails_no_shutdown(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dflash_trio.traces.FLUSH_BOUND", PATIENCE)
+
     class Failing(StuckExporter):
         def shutdown(self) -> None:
             raise OSError("gone")
@@ -338,7 +348,7 @@ def test_what_runs_at_the_shutdown_is_told_to_the_collector_before_the_end(
     with collector() as collected:
         # Nothing is sent before the end by itself.
         env = {**collected.environ, "OTEL_BSP_SCHEDULE_DELAY": "600000"}
-        with scripted_process(model, env=env) as server:
+        with scripted_process(model, env=env, bounds=PATIENT_END) as server:
             trio.run(server.until_ready)
 
             async def stream_and_stop() -> None:

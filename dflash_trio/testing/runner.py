@@ -15,7 +15,7 @@ from .scenarios import PATTERNS, Scenario, scenarios
 from .server_under_test import POLL_SECONDS, ServerFailed, ServerUnderTest, serve
 from .stage import NotReached, Stage
 from .verdicts import Verdict, judge
-from .witnesses import Account
+from .witnesses import Account, watch_refusal
 
 LATE_START = 0.75
 """The part of the start-up after which a server whose port is not yet open counts as loading."""
@@ -151,8 +151,13 @@ async def _reach(phase: Phase, stage: Stage) -> str:
 
 async def _send_signals(pattern: str, phase: Phase, stage: Stage) -> None:
     server = stage.server
-    for index, (pause, number) in enumerate(PATTERNS[pattern]):
+    signals = PATTERNS[pattern]
+    for index, (pause, number) in enumerate(signals):
         if pause:
+            # Bounded by half an answer: a server that goes on accepting gets its next signal all
+            # the same, and while there is still something to cut.
+            halves = [stage.golden(kind).making / 2 for kind in phase.kinds]
+            await watch_refusal(server.address, min([stage.options.slack, *halves]))
             await trio.sleep(pause)
             if not server.alive or all(witness.finished for witness in stage.witnesses):
                 raise NotReached("everything had ended after the first signal")
@@ -162,8 +167,13 @@ async def _send_signals(pattern: str, phase: Phase, stage: Stage) -> None:
             server.take_inventory()
             if why := phase.lost(stage):
                 raise NotReached(why)
+        next_pauses = [pause for pause, _ in signals[index + 1 : index + 2]]
+        if next_pauses == [0.0]:
+            await server.halt()
         server.signal(number)
-    if len(PATTERNS[pattern]) == 1:
+        if next_pauses != [0.0]:
+            server.go_on()
+    if len(signals) == 1:
         with trio.move_on_after(stage.options.timeout):
             await phase.after_signal(stage)
             return

@@ -13,7 +13,8 @@ from .phases import LOADING, PHASES
 from .reference import Kind
 
 SECOND_SIGNAL_AFTER = 0.4
-"""Seconds between the first and the second signal: the drain has begun by then."""
+"""Seconds to the second signal, from when new connections are refused after the first. That shows
+that the first was taken: the kernel makes one of two equal signals that are both still pending."""
 
 PATTERNS: Mapping[str, Sequence[tuple[float, signal.Signals]]] = {
     "term": [(0.0, signal.SIGTERM)],
@@ -27,7 +28,7 @@ PATTERNS: Mapping[str, Sequence[tuple[float, signal.Signals]]] = {
         (0.0, signal.SIGINT),
     ],
 }
-"""Each signal with the seconds to wait before it."""
+"""Each signal with the seconds to wait before it, from when new connections are refused."""
 
 _BOTH: tuple[Policy, ...] = ("drain", "finalize")
 _DRAIN: tuple[Policy, ...] = ("drain",)

@@ -23,6 +23,9 @@ POLL_SECONDS = 0.02
 CHILD_GRACE = 0.5
 """Seconds that children may take to follow their parent."""
 KILL_PATIENCE = 5.0
+HALT_PATIENCE = 1.0
+MOST_DRAWS = 1000
+"""Of a free port, before it is given up. Few ports are given at a time, so one or two will do."""
 SHARED_MEMORY = "/dev/shm/"
 LOG_TAIL_BYTES = 2000
 
@@ -40,6 +43,7 @@ class ServerUnderTest:
         self._mark = mark
         self._log_path = log_path
         self._shared_memory: set[str] = set()
+        self._halted = False
         self.answered_while_loading = False
         """Whether its ready path answered something else before it answered 200."""
         self.signals_at: list[float] = []
@@ -54,6 +58,26 @@ class ServerUnderTest:
         self.signals_at.append(trio.current_time())
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
+
+    async def halt(self) -> None:
+        """Stop the process until :meth:`go_on`, so that signals sent meanwhile reach it together.
+
+        Otherwise the first of them may wake a server that takes the processor from us, and ends
+        before the next is sent.
+        """
+        self._halted = True
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGSTOP)
+        with trio.move_on_after(HALT_PATIENCE):
+            while self.alive and not _is_stopped(self._process.pid):  # noqa: ASYNC110
+                await trio.sleep(POLL_SECONDS)
+
+    def go_on(self) -> None:
+        """Let the process go on if it was halted. Harmless after its end."""
+        if self._halted:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(signal.SIGCONT)
+        self._halted = False
 
     async def exit_code(self, patience: float) -> int | None:
         """The exit code, negative for death by a signal; ``None`` if it lives on for that long."""
@@ -149,6 +173,13 @@ class ServerUnderTest:
                 os.kill(pid, signal.SIGKILL)
 
 
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
 def _shared_memory_of(process: Path) -> set[str]:
     """Paths in /dev/shm that a process has mapped or open; ``process``: its folder in /proc."""
     held = set()
@@ -164,11 +195,27 @@ def _shared_memory_of(process: Path) -> set[str]:
     return held
 
 
-def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody used a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+_given_ports: set[int] = set()
+"""Ports of this process's servers that have not ended: no more than run side by side."""
+
+
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
+    """A TCP port of 127.0.0.1 that nobody used a moment ago, and that nobody else in this process
+    is given within the block. A server binds its port much later than it is drawn."""
+    for _ in range(MOST_DRAWS):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in _given_ports:
+            break
+    else:
+        raise ServerFailed("there is no free port")
+    _given_ports.add(port)
+    try:
+        yield port
+    finally:
+        _given_ports.discard(port)
 
 
 def _substituted(words: Sequence[str], address: Address) -> list[str]:
@@ -184,11 +231,12 @@ async def serve(options: CheckOptions, name: str) -> AsyncIterator[ServerUnderTe
 
     ``name`` is for the log file. Raises ServerFailed when the command cannot be run.
     """
-    with tempfile.TemporaryDirectory(prefix="shutdown-check-") as scratch:
-        by_socket = any("{socket}" in word for word in options.server)
-        address = (
-            Address(socket_path=f"{scratch}/socket") if by_socket else Address(port=free_port())
-        )
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="shutdown-check-"))
+        if any("{socket}" in word for word in options.server):
+            address = Address(socket_path=f"{scratch}/socket")
+        else:
+            address = Address(port=stack.enter_context(free_port()))
         folder = options.log_folder or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         log_path = folder / f"{name.replace('/', '-')}.log"

@@ -37,10 +37,10 @@ from dflash_trio.routing.served_model import ServedModel
 
 @attrs.define(eq=False)
 class Running:
-    """One sequence. ``to_prefill`` and ``computed`` are what the shares of a step are worked out
+    """One sequence. ``prefill_end`` and ``computed`` are what the shares of a step are worked out
     from."""
 
-    to_prefill: int
+    prefill_end: int
     computed: int
     prompt: tuple[int, ...]
     stream: int
@@ -130,7 +130,7 @@ class Loop:
         for s, share in shares:
             end = s.computed + share
             tokens = s.prompt[s.computed : end]
-            planned.append((s, BatchSlice(s.row, s.computed, tokens, int(end == s.to_prefill))))
+            planned.append((s, BatchSlice(s.row, s.computed, tokens, int(end == s.prefill_end))))
         return planned
 
     def _begin(

@@ -71,8 +71,8 @@ async def half_body(client: Client) -> str:
     body = question.body()
     whole = request_bytes("POST", question.path, body)
     async with connect(client.port) as wire:
+        begin = trio.current_time()  # before the server can know: to be late here only lengthens
         await wire.send(whole[: -client.chance.randint(1, len(body))])
-        begin = trio.current_time()
         answer = await Response(wire, "POST").rest()
         label = check_answer(answer, {408}, api=question.api)
         if trio.current_time() - begin < 0.8 * client.setup.stall_timeout:

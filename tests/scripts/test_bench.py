@@ -323,7 +323,7 @@ def test_two_servers_side_by_side(tmp_path: Path) -> None:
     assert (fast["rounds"], fast["tokens"]) == (2, 2 * 2 * 2 * 12)
     assert slow["ratio"] < 1
     assert slow["gap_median_ms"] > 15
-    assert slow["tokens_per_event"] == pytest.approx(1, rel=0.2)
+    assert 1 <= slow["tokens_per_event"] < 2  # a late reader finds several tokens in one piece
     assert slow["peak_rss_mib"] > 10
     assert slow["cpu_seconds_per_1000_tokens"] > 0
     assert ElementTree.parse(plot)

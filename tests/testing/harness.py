@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,32 @@ def changed(options: CheckOptions, **changes: Any) -> CheckOptions:
     return attrs.evolve(options, **changes)
 
 
-async def check_all(checks: dict[str, CheckOptions]) -> dict[str, list[Result] | Exception]:
-    """Several checks side by side, since most of their time is waiting."""
+async def settled(options: CheckOptions) -> list[Result]:
+    """As ``check``, but what was not reached gets two more chances, measured against a golden run
+    of their own. A phase is missed when the machine stands still in it, or stood still in the
+    golden run; no server is wrong, or right, because of that."""
+    results = {result.scenario.name: result for result in await check(options)}
+    for _ in range(2):
+        missed = [name for name, r in results.items() if r.verdict.kind == "not reached"]
+        if not missed:
+            break
+        again = await check(changed(options, scenarios=tuple(missed)))
+        results |= {result.scenario.name: result for result in again}
+    return list(results.values())
+
+
+async def check_all(
+    checks: dict[str, CheckOptions], unreached: Collection[str] = ()
+) -> dict[str, list[Result] | Exception]:
+    """Several checks side by side, since most of their time is waiting. Of those in ``unreached``
+    it is expected that something is not reached."""
     results: dict[str, list[Result] | Exception] = {}
-    limiter = trio.CapacityLimiter(6)
+    limiter = trio.CapacityLimiter(10)
 
     async def run(name: str, options: CheckOptions) -> None:
         async with limiter:
             try:
-                results[name] = await check(options)
+                results[name] = await (check if name in unreached else settled)(options)
             except (ServerFailed, UsageError) as error:
                 results[name] = error
 

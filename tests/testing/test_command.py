@@ -20,10 +20,10 @@ from tests.support.http_client import PATIENCE
 from tests.testing.harness import bad_server
 
 
-def run(*words: str, fault: str = "right") -> int:
+def run(*words: str, fault: str = "right", answer_tokens: int = 300) -> int:
     command = shlex.join(bad_server(fault)).replace("'{port}'", "{port}")
-    quick = ["--answer-tokens", "60", "--prefill-tokens", "200", "--slack", "3", "--timeout", "60"]
-    return main(["--server", command, *quick, *words])
+    quick = ["--prefill-tokens", "200", "--slack", "3", "--timeout", "60"]
+    return main(["--server", command, "--answer-tokens", str(answer_tokens), *quick, *words])
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_wrong_one_gives_1_and_says_so_to_machines_too(tmp_path: Path) -> None
 @pytest.mark.real
 def test_what_was_not_reached_is_an_error_for_machines(tmp_path: Path) -> None:
     files = ["--junit", str(tmp_path / "xml")]
-    assert run("--scenario", "streaming/term", *files, fault="hasty") == 1
+    assert run("--scenario", "streaming/term", *files, fault="hasty", answer_tokens=8) == 1
     suite = ElementTree.parse(tmp_path / "xml").getroot()
     assert suite.attrib["errors"] == "1"
     assert suite[0][0].tag == "error"

@@ -14,10 +14,13 @@ from dflash_trio.testing import CheckOptions, Result, ServerFailed, all_right, c
 from tests.support.http_client import PATIENCE
 from tests.testing.harness import PATIENT, QUICK, SHARED_MEMORY_NAME, bad_server, changed, check_all
 
+# The first test waits for the servers of all.
+pytestmark = pytest.mark.timeout(900)
+
 # fault: (where it shows, what has to be said of it, further options)
 FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "cuts": ("chat/streaming/term", "active answer: cut after", {}),
-    "ignores": ("chat/streaming/term", "the server did not end within 8 s", {"timeout": 8.0}),
+    "ignores": ("chat/streaming/term", "the server did not end within 20 s", {"timeout": 20.0}),
     "leaves-child": ("idle/term", "(sleep)", {}),
     "leaves-port": ("idle/term", " still bound", {}),
     "leaves-socket-file": (
@@ -40,8 +43,8 @@ FAULTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "wrong-finish": ("chat/streaming/term", "ended with stop instead of length", {}),
     "no-terminal-event": ("chat/streaming/term", "ended without its terminal event", {}),
-    "listens-on": ("chat/streaming/term", "new connection: still accepted", {"timeout": 8.0}),
-    "keeps-idle": ("idle-keep-alive/term", "idle connection: was not closed", {"timeout": 8.0}),
+    "listens-on": ("chat/streaming/term", "new connection: still accepted", {"timeout": 20.0}),
+    "keeps-idle": ("idle-keep-alive/term", "idle connection: was not closed", {"timeout": 20.0}),
 }
 OTHERS: dict[str, CheckOptions] = {
     "drains instead of finalizing": changed(
@@ -56,12 +59,12 @@ OTHERS: dict[str, CheckOptions] = {
         server=bad_server("right", "finalize"),
         scenarios=("streaming/term", "prefilling", "non-streaming"),
     ),
-    "hasty": changed(QUICK, server=bad_server("hasty"), answer_tokens=20, jobs=2),
+    "hasty": changed(QUICK, server=bad_server("hasty"), answer_tokens=8, jobs=2),
     "small answers": changed(
         QUICK, server=bad_server("right"), long_answer_tokens=50, scenarios=("zero-window/term",)
     ),
     "chat-only": changed(
-        QUICK,
+        PATIENT,
         server=bad_server("chat-only"),
         apis=("chat", "messages"),
         scenarios=("streaming/term",),
@@ -94,7 +97,7 @@ def results() -> dict[str, list[Result] | Exception]:
         fault: changed(QUICK, **{"server": bad_server(fault), "scenarios": (scenario,), **options})
         for fault, (scenario, _, options) in FAULTS.items()
     }
-    found = trio.run(check_all, {**OTHERS, **faults})
+    found = trio.run(check_all, {**faults, **OTHERS}, ("hasty", "small answers"))
     for left in Path("/dev/shm").glob(f"{SHARED_MEMORY_NAME}-*"):
         left.unlink()
     return found

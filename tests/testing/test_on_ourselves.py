@@ -8,11 +8,17 @@ affair, whoever speaks on it. What has no answer under way is the same under bot
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import trio
 
-from dflash_trio.testing import CheckOptions, all_right, check, scenarios, table
-from tests.testing.harness import scripted
+from dflash_trio.testing import CheckOptions, Result, all_right, scenarios, table
+from dflash_trio.testing.options import Policy
+from tests.testing.harness import check_all, scripted, settled
+
+# The first test waits for the servers of most.
+pytestmark = pytest.mark.timeout(900)
 
 APIS = ("chat", "messages", "responses", "completions")
 SCENARIOS = (
@@ -25,41 +31,58 @@ SCENARIOS = (
     "completions/*streaming/term",
 )
 MODEL = {"step_seconds": 0.01, "max_ctx": 16_384}
+POLICIES: tuple[tuple[Policy, int], ...] = (("drain", 1), ("finalize", 4))
+"""With the slots of the server's model."""
 
 
-@pytest.mark.real
-@pytest.mark.parametrize(("policy", "slots"), [("drain", 1), ("finalize", 4)])
-async def test_every_scenario_is_right(policy: str, slots: int) -> None:
-    options = CheckOptions(
-        scripted({**MODEL, "slots": slots}),
-        policy=policy,
-        apis=APIS,
-        scenarios=SCENARIOS,
-        answer_tokens=120,
-        long_answer_tokens=650,
-        prefill_tokens=500,
-        slack=4.0,
-        timeout=60.0,
-        jobs=5,
-    )
-    results = await check(options)
-    assert [result.scenario for result in results] == scenarios(options)
-    assert all_right(results), table(results)
-    assert {result.scenario.api for result in results} == set(APIS)
-
-
-@pytest.mark.real
-async def test_nobody_keeps_a_server_that_makes_no_answer() -> None:
-    options = CheckOptions(
-        scripted({**MODEL, "load_seconds": 1.0}),
+OPTIONS = {
+    **{
+        policy: CheckOptions(
+            scripted({**MODEL, "slots": slots}),
+            policy=policy,
+            apis=APIS,
+            scenarios=SCENARIOS,
+            answer_tokens=250,
+            long_answer_tokens=850,
+            prefill_tokens=1700,
+            slack=4.0,
+            timeout=60.0,
+            jobs=4 if policy == "drain" else 3,
+        )
+        for policy, slots in POLICIES
+    },
+    "no answer": CheckOptions(
+        scripted({**MODEL, "load_seconds": 3.0}),
         scenarios=("loading", "idle", "idle-keep-alive"),
         slack=4.0,
         timeout=60.0,
-        jobs=5,
-    )
-    results = await check(options)
-    assert len(results) == 5
-    assert all_right(results), table(results)
+        jobs=2,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, list[Result] | Exception]:
+    """Side by side: the golden runs, each one answer after the other, are half of the time."""
+    return trio.run(check_all, OPTIONS)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("policy", ["drain", "finalize"])
+def test_every_scenario_is_right(policy: str, results: Any) -> None:
+    found = results[policy]
+    assert not isinstance(found, Exception), found
+    assert [result.scenario for result in found] == scenarios(OPTIONS[policy])
+    assert all_right(found), table(found)
+    assert {result.scenario.api for result in found} == set(APIS)
+
+
+@pytest.mark.real
+def test_nobody_keeps_a_server_that_makes_no_answer(results: Any) -> None:
+    found = results["no answer"]
+    assert not isinstance(found, Exception), found
+    assert len(found) == 5
+    assert all_right(found), table(found)
 
 
 @pytest.mark.real
@@ -71,7 +94,7 @@ async def test_a_unix_socket_works_as_well(tmp_path: Path) -> None:
         jobs=2,
         log_folder=tmp_path,
     )
-    results = await check(options)
+    results = await settled(options)
     assert all_right(results), table(results)
     logs = {path.name for path in tmp_path.glob("*")}  # noqa: ASYNC240 (a test may block)
     assert logs == {"chat-streaming-term.log", "idle-term.log", "reference.log"}

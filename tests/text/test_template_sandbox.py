@@ -89,9 +89,10 @@ def test_python_is_out_of_reach(source: str) -> None:
 )
 def test_what_would_grow_without_bound_is_refused_at_once(source: str) -> None:
     began = time.process_time()
-    with pytest.raises(TemplateRefused):
-        render(source)
-    assert time.process_time() - began < 5
+    with pytest.raises(TemplateRefused) as refused:
+        render(source, seconds=100)
+    assert "too long" not in str(refused.value)  # it was not the deadline
+    assert time.process_time() - began < 20
 
 
 NESTED = "{% for a in range(99999) %}{% for b in range(99999) %}{% BODY %}{% endfor %}{% endfor %}"
@@ -115,7 +116,7 @@ def test_rendering_ends_at_its_deadline(source: str) -> None:
     began = time.process_time()
     with pytest.raises(TemplateRefused, match="too long"):
         render(source, seconds=0.1)
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 20
 
 
 def test_constants_are_not_computed_while_compiling() -> None:

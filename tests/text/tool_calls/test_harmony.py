@@ -162,8 +162,11 @@ def test_openais_parser_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def seconds(words: int) -> float:
         long = pushes("<|channel|>final<|message|>" + "word " * words)
-        begun = time.thread_time()
-        listen(HarmonySplitter(controls=controls, encoding=encoding), long)
-        return time.thread_time() - begun
+        best = 9.0
+        for _ in range(2):
+            begun = time.thread_time()
+            listen(HarmonySplitter(controls=controls, encoding=encoding), long)
+            best = min(best, time.thread_time() - begun)
+        return best
 
     assert seconds(16_000) < 0.1 + 8 * seconds(2_000) * 3

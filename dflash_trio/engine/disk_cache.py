@@ -13,6 +13,7 @@ damaged file costs a line in the log and the entry.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -49,6 +50,9 @@ MOST_QUEUED = 64
 _LEFT_BEHIND = 3600.0
 """Seconds after which an unfinished file is nobody's any more."""
 
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR, errno.EAGAIN}
+"""What fails for want of something in this process or machine says nothing about the file."""
+
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}\.kv")
 _UNFINISHED = ".unfinished"
 _ENDS = 1 << 20  # bytes
@@ -70,6 +74,11 @@ def check_folder(path: str) -> None:
     try:
         status = os.stat(path)
     except FileNotFoundError:
+        if os.path.islink(path):
+            raise FolderError(
+                f"{path} is a link to {os.readlink(path)}, which is not there: make that folder, "
+                "with mode 0700, or name another"
+            ) from None
         parent = os.path.dirname(os.path.abspath(path))
         if not os.path.isdir(parent) or not os.access(parent, os.W_OK | os.X_OK):
             raise FolderError(
@@ -213,14 +222,19 @@ class DiskCache:
         try:
             with open_entry(path) as file:
                 state = read_entry(file, self._key, entry)
-            os.utime(path)
         except FileNotFoundError:
             self._forget(name)  # another process has made room
             return None
         except (OSError, BadEntry, MemoryError) as error:
+            if _is_ours(error):
+                log.warning("the prefix cache cannot read %s now: %s", path, _reason(error))
+                self._forget(name)  # it lies there for the next process, or until it comes again
+                return None
             log.warning("the prefix cache drops %s: %s", path, _reason(error))
             self.drop(name)
             return None
+        with contextlib.suppress(OSError):  # only the order in which they go suffers
+            os.utime(path)
         return state
 
     def drop(self, name: str) -> None:
@@ -277,7 +291,7 @@ class DiskCache:
         return self._closed_at is None or time.monotonic() < self._closed_at
 
     def _write(self, waiting: _Waiting) -> bool:
-        descriptor, path = tempfile.mkstemp(suffix=_UNFINISHED, dir=self._folder)  # mode 0600
+        descriptor, path = self._new_file()
         try:
             with open(descriptor, "wb") as file:
                 whole = write_entry(file, self._key, waiting.entry, waiting.state, self._may_go_on)
@@ -291,6 +305,14 @@ class DiskCache:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         return whole
+
+    def _new_file(self) -> tuple[int, str]:
+        """Mode 0600. In a folder that somebody took away it is made in a new one."""
+        try:
+            return tempfile.mkstemp(suffix=_UNFINISHED, dir=self._folder)
+        except FileNotFoundError:
+            make_folder(self._folder)
+            return tempfile.mkstemp(suffix=_UNFINISHED, dir=self._folder)
 
     def _drop_what_it_contains(self, entry: Entry) -> None:
         """A conversation that went on takes the place of what it was before, unless it has become
@@ -343,6 +365,9 @@ class DiskCache:
             except FileNotFoundError:
                 continue
             except (OSError, BadEntry) as error:
+                if _is_ours(error):
+                    log.warning("the prefix cache cannot read %s now: %s", path, _reason(error))
+                    continue
                 log.warning("the prefix cache drops %s: %s", path, _reason(error))
                 with contextlib.suppress(OSError):
                     os.unlink(path)
@@ -397,6 +422,11 @@ class DiskCache:
 
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)
+
+
+def _is_ours(error: Exception) -> bool:
+    """It is no fault of the file that was to be read."""
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) in _OURS
 
 
 def _reason(error: BaseException) -> str:

@@ -23,7 +23,13 @@ from hypothesis import strategies as st
 
 from dflash_trio.engine import disk_cache, disk_entry, worker
 from dflash_trio.engine.admission import KVLedger
-from dflash_trio.engine.disk_cache import DiskCache, FolderError, check_folder, state_key
+from dflash_trio.engine.disk_cache import (
+    DiskCache,
+    FolderError,
+    check_folder,
+    make_folder,
+    state_key,
+)
 from dflash_trio.engine.disk_entry import BadEntry, open_entry, read_head
 from dflash_trio.engine.prefix_cache import PrefixCache
 from dflash_trio.engine.prefix_store import Gone, Stored
@@ -444,7 +450,67 @@ def test_an_unreadable_file_costs_a_line_and_the_entry(
     assert "Permission denied" in line
 
 
+WANTS = [
+    OSError(errno.EMFILE, "Too many open files"),
+    OSError(errno.ENFILE, "Too many open files in system"),
+    MemoryError(),
+]
+
+
+@pytest.mark.parametrize("error", WANTS, ids=["descriptors", "files", "memory"])
+@pytest.mark.parametrize("read", ["index", "load"])
+def test_what_this_process_lacks_costs_no_file(
+    folder: Path,
+    error: Exception,
+    read: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (name,) = filled(folder)
+    store = DiskCache(str(folder), KEY)
+
+    def refuse(path: str) -> BinaryIO:
+        raise error
+
+    monkeypatch.setattr(disk_cache, "open_entry", refuse)
+    if read == "load":
+        assert store.load(name) is None
+        assert store.changes()[-1] == Gone(name)
+    elif not isinstance(error, MemoryError):
+        assert DiskCache(str(folder), KEY).changes() == []
+    monkeypatch.undo()
+    assert names(folder) == {name}
+    assert DiskCache(str(folder), KEY).load(name) == STATE
+    assert all("cannot read" in line for line in lines(caplog))
+
+
+def test_a_state_that_was_read_counts_although_its_time_cannot_be_set(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (name,) = filled(folder)
+    store = DiskCache(str(folder), KEY)
+
+    def refuse(path: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(disk_cache.os, "utime", refuse)
+    assert store.load(name) == STATE
+    assert names(folder) == {name}
+
+
 # --------------------------------------------------------------------------------- writing
+
+
+def test_a_folder_that_was_taken_away_is_made_again(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = DiskCache(str(folder), KEY)
+    folder.rmdir()
+    assert store.put(TOKENS, STATE, is_prompt=False, deadline=soon())
+    store.close(soon())
+    assert store.entries == len(names(folder)) == 1
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert lines(caplog) == []
 
 
 def test_a_full_disk_costs_one_line_and_leaves_nothing(
@@ -654,6 +720,16 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
         DiskCache(str(tmp_path / "none" / "below"), KEY)
     with pytest.raises(FolderError):
         check_folder("a\0b")
+
+
+def test_a_link_to_nothing_is_refused_by_what_it_names(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    for use in (check_folder, make_folder):
+        with pytest.raises(FolderError, match=r"link to .*nowhere, which is not there"):
+            use(str(link))
+    (tmp_path / "nowhere").mkdir(0o700)
+    check_folder(str(link))
 
 
 def test_the_check_makes_nothing(folder: Path) -> None:

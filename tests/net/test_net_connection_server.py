@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import ssl
 import subprocess
@@ -160,6 +161,45 @@ async def test_connections_without_a_request_close_at_once(sent: bytes) -> None:
         with trio.fail_after(PATIENCE):
             assert await client.until_closed() == b""
             await server.ended.wait()
+
+
+@pytest.mark.parametrize("kept_alive", [True, False])
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_request_that_comes_as_idle_connections_close_is_answered(
+    turns: int, kept_alive: bool
+) -> None:
+    async with running_server() as server, await server.connect() as client:
+        if kept_alive:
+            await client.send(PLAIN_REQUEST)
+            assert (await client.answer()).status == 200
+        await server.until_open(1)
+        await server.check_alive()
+        os.write(client.stream.socket.fileno(), PLAIN_REQUEST)  # as a send, without a turn
+        # At each moment from the socket to the application.
+        for _ in range(turns):
+            await trio.lowlevel.checkpoint()
+        server.server.stop_accepting()
+        server.server.close_idle()
+        answer = await client.answer()
+        assert answer.status == 200
+        with trio.fail_after(PATIENCE):
+            assert await client.until_closed() == b""
+            await server.ended.wait()
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_request_that_comes_as_its_connection_has_been_idle_for_long_is_answered(
+    turns: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with running_server(keep_alive_timeout=5.0) as server, await server.connect() as client:
+        await client.send(PLAIN_REQUEST)
+        assert (await client.answer()).status == 200
+        await trio.testing.wait_all_tasks_blocked()
+        os.write(client.stream.socket.fileno(), PLAIN_REQUEST)
+        for _ in range(turns):
+            await trio.lowlevel.checkpoint()
+        autojump_clock.jump(5.0)
+        assert (await client.answer()).status == 200
 
 
 async def test_a_connection_in_its_tls_handshake_closes_at_once(tls: Tls) -> None:

@@ -28,6 +28,7 @@ from .health import EngineHealth, Health
 from .loop_mailbox import LoopMailbox, MailboxClosed
 from .model_runner import ModelLoadError
 from .scheduler import Delivery
+from .step_clock import StandingStill
 from .step_meter import StepMeter
 from .worker import Died, Ended, EngineWorker, Load, LoadProgress, LoopGone, Outgoing, Ready
 
@@ -229,9 +230,14 @@ class EngineClient:
 
     async def _watch(self, worker: EngineWorker) -> None:
         """Look out for a step that does not end. Runs until cancelled."""
+        stood_still = StandingStill()
+        looked = trio.current_time()
         while True:
             await trio.sleep(STALL_CHECK_INTERVAL)
-            step = worker.clock.stalled()
+            now = trio.current_time()
+            stood_still.looked(max(0.0, now - looked - STALL_CHECK_INTERVAL))
+            looked = now
+            step = worker.clock.stalled(stood_still)
             if step is None or self.unhealthy_reason is not None:
                 continue
             reason = f"the engine has stalled: {step} has taken more than {step.limit:.0f} s"

@@ -69,9 +69,34 @@ class StepClock:
         else:
             self._slowest_draft = max(self._slowest_draft or 0.0, taken)
 
-    def stalled(self) -> StepUnderWay | None:
-        """The step under way, if it has taken longer than it may."""
+    def stalled(self, stood_still: StandingStill | None = None) -> StepUnderWay | None:
+        """The step under way, if it has taken longer than it may, apart from the time in which
+        this process ``stood_still``."""
         step = self.under_way
-        if step is not None and self._clock() - step.began > step.limit:
-            return step
-        return None
+        if step is None:
+            return None
+        taken = self._clock() - step.began
+        if stood_still is not None:
+            taken -= stood_still.within(step, taken)
+        return step if taken > step.limit else None
+
+
+class StandingStill:
+    """How long a process was stopped, as somebody sees who looks at its steps again and again and
+    comes late: a signal, a container or a virtual machine halted it, and its step with it."""
+
+    def __init__(self) -> None:
+        self._late = 0.0
+        self._step: StepUnderWay | None = None
+        self._seconds = 0.0
+
+    def looked(self, late: float) -> None:
+        """Now, and so many seconds later than was meant."""
+        self._late = late
+
+    def within(self, step: StepUnderWay, taken: float) -> float:
+        """Seconds of a step that has ``taken`` so many until now. Once for each look."""
+        if step is not self._step:
+            self._step, self._seconds = step, 0.0
+        self._seconds += min(self._late, taken)
+        return self._seconds

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
-from dflash_trio.engine.client import EngineClient
+from dflash_trio.engine.client import STALL_CHECK_INTERVAL, EngineClient
 from dflash_trio.engine.health import Health
-from dflash_trio.engine.step_clock import StepClock
+from dflash_trio.engine.step_clock import STALL_UNMEASURED, StandingStill, StepClock
 from dflash_trio.generation.errors import EngineFailed
 from dflash_trio.generation.events import Failed, Retired
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams
 from tests.support.http_client import PATIENCE
-from tests.support.scripted import answer, scripted_load
+from tests.support.scripted import Gate, answer, scripted_load
 from tests.support.stalls import StallingGate
 
 
@@ -48,6 +49,37 @@ def test_no_step_counts_as_stalled_within_a_minute() -> None:
     assert steps.stalled() is None
     clock.now += 0.1
     assert steps.stalled() is not None
+
+
+def test_the_time_in_which_the_process_stood_still_is_none_of_a_steps() -> None:
+    clock = Clock()
+    steps, stood_still = StepClock(clock), StandingStill()
+    steps.begin(1)
+    clock.now = 1000.0
+    stood_still.looked(late=999.0)
+    assert steps.stalled(stood_still) is None
+    stood_still.looked(late=0.0)
+    clock.now += STALL_UNMEASURED - 2.0
+    assert steps.stalled(stood_still) is None
+    stood_still.looked(late=0.5)
+    clock.now += 1.4
+    assert steps.stalled(stood_still) is None
+    clock.now += 0.2
+    stood_still.looked(late=0.0)
+    assert steps.stalled(stood_still) is not None
+
+
+def test_a_step_that_began_after_a_halt_has_no_credit_for_it() -> None:
+    clock = Clock()
+    steps, stood_still = StepClock(clock), StandingStill()
+    clock.now = 1000.0
+    steps.begin(1)
+    clock.now += 0.5
+    stood_still.looked(late=999.0)
+    assert steps.stalled(stood_still) is None
+    stood_still.looked(late=0.0)
+    clock.now = 1000.0 + STALL_UNMEASURED + 0.6
+    assert steps.stalled(stood_still) is not None
 
 
 def test_a_large_step_may_take_ten_times_what_its_tokens_took_at_the_slowest() -> None:
@@ -106,6 +138,37 @@ async def test_a_stalled_engine_fails_its_own_takes_nobody_and_recovers_when_the
             again = client.submit(prepared, hold)
             await again.retired.wait()
             client.stop()
+
+
+async def test_a_process_that_was_halted_in_a_step_has_as_much_time_left_for_it(
+    mock_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dflash_trio.engine.step_clock.STALL_UNMEASURED", 5.0)
+    gate = Gate(open=False)
+    client = EngineClient("m", scripted_load(before_decode=gate))
+    prepared = PreparedPrompt(tokens=(65,), max_tokens=9, sampling=SamplingParams(temperature=0))
+    async with trio.open_nursery() as nursery:
+        ready = await nursery.start(client.run)
+        assert client._worker is not None
+        client._worker.clock._clock = mock_clock.current_time
+        hold = ready.ledger.try_reserve(1, 9)
+        assert hold is not None
+        generation = client.submit(prepared, hold)
+        assert await trio.to_thread.run_sync(gate.reached.wait, PATIENCE)
+        mock_clock.jump(1000.0)  # the look that was due comes at the end of it
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.healthy
+        for _ in range(4):
+            mock_clock.jump(STALL_CHECK_INTERVAL)
+            await trio.testing.wait_all_tasks_blocked()
+        assert client.healthy
+        for _ in range(2):
+            mock_clock.jump(STALL_CHECK_INTERVAL)
+            await trio.testing.wait_all_tasks_blocked()
+        assert not client.healthy
+        gate.open()
+        await generation.retired.wait()
+        client.stop()
 
 
 @pytest.mark.usefixtures("stalls_are_found_soon")

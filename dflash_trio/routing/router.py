@@ -61,7 +61,8 @@ RunInThread = Callable[..., Awaitable[PreparedPrompt]]
 class Waiter:
     """A request that fits some model, all of which are busy."""
 
-    offers: tuple[Offer, ...]
+    offers: Sequence[Offer]
+    """In priority order. More come when models do that were not there at first."""
     waiting_since: float
     """Seconds, trio's clock."""
     overtaken: int = field(default=0, init=False)
@@ -170,11 +171,12 @@ class Router:
                 param="n",
             )
         offers: list[Offer] = []
+        passed_over: list[ServedModel] = []
         for model in self.models:
-            if not model.healthy:
-                continue
-            offer = await self._ask(model, request, offers)
+            offer = await self._ask(model, request, offers) if model.healthy else None
             if offer is None:
+                # Asked later if it is there then. With no await in between, this tells why.
+                passed_over += [] if model.healthy else [model]
                 continue
             offers.append(offer)
             # Earlier models too: one may have become free while this one prepared the prompt.
@@ -182,13 +184,29 @@ class Router:
             reservation = self._take(full, offers, None, adopt)
             if reservation is not None:
                 return reservation
+        await self._ask_who_came_back(request, offers, passed_over)
         candidates = policy.choose_candidates(offers)
         if not candidates:
             raise self._fits_nowhere(offers)
         reservation = self._take(candidates, offers, None, adopt)
         if reservation is not None:
             return reservation
-        return await self._wait(offers, adopt, on_wait)
+        return await self._wait(request, offers, passed_over, adopt, on_wait)
+
+    async def _ask_who_came_back(
+        self, request: GenerationRequest, offers: list[Offer], passed_over: list[ServedModel]
+    ) -> None:
+        """Ask those of the ``passed_over`` that are healthy now, and put what they offer among the
+        others. With no await behind the last look: who is left is not there."""
+        while there := [model for model in passed_over if model.healthy]:
+            model = there[0]
+            offer = await self._ask(model, request, offers)
+            if offer is None and not model.healthy:
+                continue  # gone again
+            passed_over.remove(model)
+            if offer is not None:
+                offers.append(offer)
+                offers.sort(key=lambda offer: self.models.index(offer.model))
 
     async def _ask(
         self, model: ServedModel, request: GenerationRequest, earlier: Sequence[Offer]
@@ -232,7 +250,12 @@ class Router:
             self._preparing -= 1
 
     async def _wait(
-        self, offers: Sequence[Offer], adopt: Adopt, on_wait: Callable[[], None] | None
+        self,
+        request: GenerationRequest,
+        offers: list[Offer],
+        passed_over: list[ServedModel],
+        adopt: Adopt,
+        on_wait: Callable[[], None] | None,
     ) -> Reservation:
         while len(self._waiters) >= self._queue_limit:
             if not self._somebody_may_go():
@@ -245,22 +268,25 @@ class Router:
             if reservation is not None:
                 return reservation
         # Checked and counted with no await between: a burst cannot slip past the limit.
-        waiter = Waiter(tuple(offers), trio.current_time())
+        waiter = Waiter(offers, trio.current_time())
         self._waiters.append(waiter)
         try:
             if on_wait is not None:
                 on_wait()
-            async with self._condition:
-                while True:
-                    self.check_open()
-                    candidates = waiter.candidates
-                    if not candidates:
-                        raise self._fits_nowhere(offers)
-                    reservation = self._take(candidates, offers, waiter, adopt)
-                    if reservation is not None:
-                        return reservation
-                    with trio.move_on_after(RETRY_INTERVAL):
-                        await self._condition.wait()
+            while True:
+                async with self._condition:
+                    while not any(model.healthy for model in passed_over):
+                        self.check_open()
+                        candidates = waiter.candidates
+                        if not candidates:
+                            raise self._fits_nowhere(offers)
+                        reservation = self._take(candidates, offers, waiter, adopt)
+                        if reservation is not None:
+                            return reservation
+                        with trio.move_on_after(RETRY_INTERVAL):
+                            await self._condition.wait()
+                # Without the lock, as this takes a while; its place it keeps.
+                await self._ask_who_came_back(request, offers, passed_over)
         finally:
             # With no await since the reservation was taken. Younger waiters that had to let this
             # one go first may be next, also when it was cancelled before the lock was its own.
@@ -317,8 +343,6 @@ class Router:
 
     def _fits_nowhere(self, offers: Sequence[Offer]) -> Exception:
         unhealthy = [model.name for model in self.models if not model.healthy]
-        if not offers:  # all were unhealthy when they were asked, whatever they are now
-            unhealthy = [model.name for model in self.models]
         if unhealthy:
             # It may well have fitted one of these: never a 400 for that.
             return Unhealthy(unhealthy)

@@ -122,6 +122,13 @@ class HandModel(ServedModel):
         self.times_prepared += 1
         return super().prepare(request)
 
+    def stall(self) -> None:
+        self.client.mark_unhealthy("it has stalled", may_recover=True)
+
+    def come_back(self) -> None:
+        """Its stalled step has returned."""
+        self.client._recover()
+
     @property
     def free(self) -> tuple[int, int]:
         """Slots and cells that nobody has now."""

@@ -275,6 +275,46 @@ async def router_drains(cancelled_at: CancelAt) -> None:
         await holder.finish()
 
 
+async def waits_for_a_model_that_comes_back(cancelled_at: CancelAt) -> None:
+    stalled = HandModel("stalled")
+    async with bench(stalled, HandModel("busy")) as b:
+        stalled.stall()
+        holder = await b.arrive()
+        younger: list[Caller] = []
+
+        async def world() -> None:
+            await trio.sleep(PAUSE)
+            younger.append(await b.arrive())
+            stalled.come_back()
+
+        b.nursery.start_soon(world)
+        await cancelled_at(lambda: whole_life(b))
+        await trio.sleep(2 * RETRY_INTERVAL)
+        assert [c.model for c in younger] == ["stalled"]
+        await younger[0].finish()
+        await holder.finish()
+        b.check_counters_zero()
+
+
+async def asked_again_before_it_would_wait(cancelled_at: CancelAt) -> None:
+    stalled = HandModel("stalled")
+    async with bench(stalled, HandModel("busy")) as b:
+        stalled.stall()
+        holder = await b.arrive()
+        gate = b.preparer.hold("busy")
+
+        async def world() -> None:
+            await trio.sleep(PAUSE)
+            stalled.come_back()
+            gate.set()
+
+        b.nursery.start_soon(world)
+        await cancelled_at(lambda: whole_life(b))
+        await trio.sleep(2 * PAUSE)
+        await holder.finish()
+        b.check_counters_zero()
+
+
 async def waits_in_a_crowd(cancelled_at: CancelAt) -> None:
     """Many are woken at once, so that the condition's lock has a line."""
     async with bench(HandModel("only", slots=2, max_ctx=100, pool=100)) as b:
@@ -361,6 +401,8 @@ SCENARIOS: list[Scenario] = [
     waits_through_retries,
     waits_until_the_server_drains,
     waits_until_its_model_dies,
+    waits_for_a_model_that_comes_back,
+    asked_again_before_it_would_wait,
     waits_in_a_crowd,
     refused_by_a_full_queue,
     comes_when_a_full_queue_is_about_to_move,

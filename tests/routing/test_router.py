@@ -355,6 +355,78 @@ async def test_waiters_whose_every_model_died_are_told_within_the_retry_interval
         assert isinstance(waiter.error, Unhealthy)
 
 
+async def test_a_waiter_is_served_by_a_model_that_came_back_before_any_newcomer(
+    autojump_clock: MockClock,
+) -> None:
+    primary, second = HandModel("primary"), HandModel("second")
+    async with bench(primary, second) as b:
+        primary.stall()
+        holder = await b.arrive()
+        waiter = await b.arrive()
+        assert (holder.model, waiter.state) == ("second", "undecided")
+        primary.come_back()
+        with trio.fail_after(ONE_RETRY):
+            await waiter.decided.wait()
+        assert waiter.model == "primary"
+        newcomer = await b.arrive()
+        assert newcomer.state == "undecided"
+        await waiter.finish()
+        await newcomer.decided.wait()
+        assert newcomer.model == "primary"
+        await holder.finish()
+
+
+async def test_a_waiter_keeps_its_place_while_a_model_that_came_back_is_asked(
+    autojump_clock: MockClock,
+) -> None:
+    primary, second = HandModel("primary"), HandModel("second")
+    async with bench(primary, second) as b:
+        primary.stall()
+        holder = await b.arrive()
+        waiter = await b.arrive()
+        younger = await b.arrive()
+        gate = b.preparer.hold("primary")
+        primary.come_back()
+        await trio.sleep(2 * RETRY_INTERVAL)
+        assert b.router.statistics().waiting == 2
+        await holder.finish()
+        await wait_all_tasks_blocked()
+        assert (waiter.state, younger.state) == ("undecided", "undecided")
+        gate.set()
+        await waiter.decided.wait()
+        await younger.decided.wait()
+        assert (waiter.model, younger.model) == ("primary", "second")
+
+
+async def test_a_waiter_whose_model_dies_goes_to_one_that_came_back(
+    autojump_clock: MockClock,
+) -> None:
+    primary, second = HandModel("primary"), HandModel("second")
+    async with bench(primary, second) as b:
+        primary.stall()
+        await b.arrive()
+        waiter = await b.arrive()
+        primary.come_back()
+        second.client.mark_unhealthy("test")
+        with trio.fail_after(ONE_RETRY):
+            await waiter.decided.wait()
+        assert waiter.model == "primary"
+
+
+async def test_a_model_that_comes_back_while_another_prepares_is_asked_before_anybody_gives_up(
+    autojump_clock: MockClock,
+) -> None:
+    primary = HandModel("primary")
+    async with bench(primary, HandModel("small", max_ctx=20)) as b:
+        primary.stall()
+        gate = b.preparer.hold("small")
+        caller = await b.arrive(90, 50)
+        primary.come_back()
+        gate.set()
+        await caller.decided.wait()
+        assert (caller.model, caller.error) == ("primary", None)
+
+
 # ------------------------------------------------------------------------------ the queue limit
 
 

@@ -29,6 +29,7 @@ from ..generation.events import (
 from ..generation.request import PreparedPrompt
 from ..text.tool_calls import pieces
 from ..text.tool_calls.formats import FORMATS
+from .content_logprobs import LogprobReader, ScoredText
 
 EndReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
@@ -71,8 +72,12 @@ class CallArguments:
 
 @frozen
 class CallEnded:
+    """``cut``: not by the model. A limit, a stop string or a cancellation ended the answer in it,
+    though its arguments may be complete all the same."""
+
     index: int
     call: int
+    cut: bool = False
 
 
 @frozen
@@ -112,6 +117,8 @@ class _Choice:
     """One of the answers while it is read."""
 
     parser: pieces.ToolCallParser | None
+    scorer: LogprobReader | None = None
+    """Around the parser where there are log probabilities."""
     calls: int = 0
     open_channel: str | None = None
     """The channel of a call that is under way, for formats that keep calls apart."""
@@ -129,15 +136,22 @@ class AnswerReader:
         self._failed = False
         self._parallel = prepared.parallel_calls
         tool_format = FORMATS[prepared.tool_format] if prepared.tool_format is not None else None
-        self._choices = [
-            _Choice(tool_format.new_parser(prepared.tools) if tool_format is not None else None)
-            for _ in range(prepared.n)
-        ]
+        self._choices = [_Choice(None) for _ in range(prepared.n)]
+        if tool_format is not None:
+            for choice in self._choices:
+                choice.parser = tool_format.new_parser(prepared.tools)
+                if prepared.logprobs is not None:
+                    choice.scorer = LogprobReader(choice.parser)
 
     @property
     def done(self) -> bool:
         """Every answer has ended, or has failed."""
         return self._failed or all(choice.ended for choice in self._choices)
+
+    @property
+    def suffices(self) -> bool:
+        """The answers are complete, though the engine goes on with some."""
+        return not self.done and all(c.ended or c.has_enough for c in self._choices)
 
     def read(self, events: Iterable[Event]) -> list[AnswerEvent]:
         """What the events say. Raises AnswerFailed, with what was said before it."""
@@ -176,9 +190,10 @@ class AnswerReader:
         elif choice.parser is None:
             if delta.text or delta.logprobs:
                 read.append(ContentDelta(index, delta.text, delta.logprobs))
+        elif choice.scorer is not None:
+            found = choice.scorer.push(delta.text, delta.logprobs)
+            self._pieces(choice, index, found, read)
         else:
-            if delta.logprobs:
-                read.append(ContentDelta(index, "", delta.logprobs))
             self._pieces(choice, index, choice.parser.push(delta.text), read)
 
     def _pieces(
@@ -187,11 +202,15 @@ class AnswerReader:
         index: int,
         found: Iterable[pieces.Piece],
         read: list[AnswerEvent],
+        *,
+        cut: bool = False,
     ) -> None:
         for piece in found:
             if choice.has_enough:
                 return
             match piece:
+                case ScoredText(text, logprobs):
+                    read.append(ContentDelta(index, text, logprobs))
                 case pieces.Text(text):
                     read.append(ContentDelta(index, text))
                 case pieces.CallBegun(name):
@@ -199,25 +218,34 @@ class AnswerReader:
                 case pieces.CallArguments(text):
                     read.append(CallArguments(index, choice.calls - 1, text))
                 case pieces.CallEnded():
-                    self._end_call(choice, index, read)
+                    self._end_call(choice, index, read, cut=cut)
 
     def _begin_call(self, choice: _Choice, index: int, name: str, read: list[AnswerEvent]) -> None:
         read.append(CallBegun(index, choice.calls, new_id(self._call_prefix), name))
         choice.calls += 1
         choice.in_call = True
 
-    def _end_call(self, choice: _Choice, index: int, read: list[AnswerEvent]) -> None:
+    def _end_call(
+        self, choice: _Choice, index: int, read: list[AnswerEvent], *, cut: bool = False
+    ) -> None:
         choice.open_channel = None
         if choice.in_call:
             choice.in_call = False
             choice.has_enough = not self._parallel
-            read.append(CallEnded(index, choice.calls - 1))
+            read.append(CallEnded(index, choice.calls - 1, cut))
 
     def _finish(self, finished: Finished, read: list[AnswerEvent]) -> None:
         choice, index = self._choices[finished.index], finished.index
+        if choice.has_enough:
+            # It was over with the call. How the engine came to an end behind it is nobody's affair.
+            choice.ended = True
+            read.append(ChoiceEnded(index, "tool_calls", finished.usage))
+            return
+        cut = finished.reason != "stop" or finished.stop_sequence is not None
         if choice.parser is not None:
-            self._pieces(choice, index, choice.parser.finish(), read)
-        self._end_call(choice, index, read)
+            reader = choice.scorer or choice.parser
+            self._pieces(choice, index, reader.finish(), read, cut=cut)
+        self._end_call(choice, index, read, cut=cut)
         choice.ended = True
         reason: EndReason = finished.reason
         if reason == "stop" and choice.calls and finished.stop_sequence is None:

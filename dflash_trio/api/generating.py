@@ -146,6 +146,8 @@ class GenerationRoutes:
             generated = generated or any(isinstance(event, TextDelta) for event in events)
             _check_before_headers(events, anything_generated=generated)
             read = reader.read(events)
+            if reader.suffices:
+                generation.suffice()
             log_early_ends(generation, read)
             answer.add(read)
 

@@ -207,8 +207,7 @@ def _usage(prompt: int, cached: int, output: int) -> dict[str, Any]:
 def _blocks(choice: Choice) -> list[dict[str, Any]]:
     """The content: thinking, text and calls as they came. One empty text if there is nothing."""
     blocks: list[dict[str, Any]] = []
-    ended = choice.ending
-    cut = ended.reason in ("length", "cancelled") or ended.stop_sequence is not None
+    cut = {event.call for event in choice.events if isinstance(event, CallEnded) and event.cut}
     for event in choice.events:
         match event:
             case ReasoningDelta(_, text):
@@ -216,8 +215,7 @@ def _blocks(choice: Choice) -> list[dict[str, Any]]:
             case ContentDelta(_, text) if text:
                 blocks.append({"type": "text", "text": text})
             case CallBegun(_, number, id_, name):
-                last = number == len(choice.calls) - 1
-                arguments = call_input(choice.calls[number], cut=cut and last)
+                arguments = call_input(choice.calls[number], cut=number in cut)
                 blocks.append({"type": "tool_use", "id": id_, "name": name, "input": arguments})
     return blocks or [dict(_EMPTY_TEXT)]
 

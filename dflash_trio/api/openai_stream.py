@@ -54,7 +54,9 @@ class OpenAIStream:
         """The usage chunk if one was asked for, and ``[DONE]``."""
         if not self._include_usage:
             return sse.DONE
-        usage = usage_object(total_usage(self._ended), self._ended[0].detail)
+        # They ended in any order. A whole answer speaks of the first by number.
+        endings = sorted(self._ended, key=lambda ended: ended.index)
+        usage = usage_object(total_usage(endings), endings[0].detail)
         line = sse.json_line(usage).encode()
         return self._chunk_head + b',"choices":[],"usage":' + line + b"}\n\n" + sse.DONE
 

@@ -165,8 +165,7 @@ class ResponsesEncoder:
         )
 
     def encode(self, events: Sequence[AnswerEvent]) -> bytes:
-        followers = [*events[1:], None]
-        return b"".join(map(self._one, events, followers))
+        return b"".join(map(self._one, events))
 
     def closing(self) -> bytes:
         response = self._final()
@@ -194,7 +193,7 @@ class ResponsesEncoder:
 
     # ------------------------------------------------------------------------- event by event
 
-    def _one(self, event: AnswerEvent, follower: AnswerEvent | None) -> bytes:
+    def _one(self, event: AnswerEvent) -> bytes:
         match event:
             case ReasoningDelta(_, text):
                 return self._in("reasoning") + self._delta("response.reasoning_text.delta", text)
@@ -219,9 +218,7 @@ class ResponsesEncoder:
                 )
             case CallArguments(_, _, text):
                 return self._delta("response.function_call_arguments.delta", text)
-            case CallEnded():
-                # The end of a call that comes with the answer's may not be the model's own.
-                cut = isinstance(follower, ChoiceEnded) and _cut(follower)
+            case CallEnded(cut=cut):
                 return self._close(cut=cut and not _is_json(self._open))
             case ChoiceEnded():
                 return self._end(event)
@@ -254,19 +251,24 @@ class ResponsesEncoder:
     def _close(self, *, cut: bool = False) -> bytes:
         """End the open item, if there is one. ``cut``: the answer ended within it."""
         item = self._open
-        self._early_logprobs = []
+        early, self._early_logprobs = self._early_logprobs, []
         if item is None:
             return b""
+        done = b""
+        if early and item.kind == "message":
+            # No text came with them any more, so they are of tokens at the very end of this one.
+            item.logprobs += early
+            done = self._delta("response.output_text.delta", "", logprobs=shown_logprobs(early))
         if item.kind == "function_call":
-            done = self._of_item(
+            done += self._of_item(
                 "response.function_call_arguments.done", name=item.name, arguments=item.text
             )
         else:
             part = item.part()
             if item.kind == "reasoning":
-                done = self._of_part("response.reasoning_text.done", text=item.text)
+                done += self._of_part("response.reasoning_text.done", text=item.text)
             else:
-                done = self._of_part(
+                done += self._of_part(
                     "response.output_text.done", text=item.text, logprobs=part["logprobs"]
                 )
             done += self._of_part("response.content_part.done", part=part)

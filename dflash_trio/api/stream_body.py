@@ -179,6 +179,8 @@ class StreamBody:
             log.log(level, "generation %d failed: %s", self._generation.id, failed)
             encoded = self._encoder.encode(failed.read) if failed.read else b""
             return encoded + self._encoder.failure(failed.error)
+        if self._reader.suffices:
+            self._generation.suffice()
         log_early_ends(self._generation, read)
         encoded = self._encoder.encode(read) if read else b""
         return encoded + self._encoder.closing() if self._reader.done else encoded

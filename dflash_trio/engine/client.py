@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count, groupby
 from operator import itemgetter
 
+import attrs
 import trio
 from attrs import define, field
 
@@ -71,6 +72,8 @@ class Generation:
     """Of its answers that have ended, cancelled ones included."""
     _running: int = field(init=False)
     """Answers that have not finished."""
+    _suffices: bool = field(init=False, default=False)
+    """What is told already is all that is wanted."""
     _send: trio.MemorySendChannel[Event] = field(kw_only=True)
     _cancel: Callable[[int], None] = field(kw_only=True)
 
@@ -81,6 +84,13 @@ class Generation:
         """Ask the engine to drop it; ``retired`` tells when it has. Idempotent, never blocks."""
         if not self.ended:
             self._cancel(self.id)
+
+    def suffice(self) -> None:
+        """As :meth:`cancel`, of which its client knows nothing: what it has of each answer is all
+        that it wants. So they end as if the model had stopped there. From any thread."""
+        if not self._suffices:
+            self._suffices = True
+            self.cancel()
 
     @property
     def finished(self) -> Finished | None:
@@ -101,6 +111,8 @@ class Generation:
         """Called by the client for each event, in order. After an ending only Retired counts."""
         if self.ended and not isinstance(event, Retired):
             return
+        if self._suffices and isinstance(event, Finished) and event.reason == "cancelled":
+            event = attrs.evolve(event, reason="stop")
         match event:
             case TextDelta():
                 if not self.started_decoding:

@@ -194,3 +194,181 @@ def test_one_call_is_one_also_where_channels_follow_each_other() -> None:
         [text("{}", channel="tool:f"), text("{}", channel="tool:g"), end()]
     )
     assert calls(read) == [("f", "{}")]
+
+
+# ------------------------------------------------------------------------- only one call
+
+
+BROKEN = '<tool_call>\n{"name": "f", "arguments": {"a": NaN}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("call", [CALL, BROKEN])
+@pytest.mark.parametrize(
+    "unheard", [end("length"), end(stop="STOP"), end("cancelled"), end("stop")]
+)
+def test_the_one_call_that_is_wanted_ends_the_answer_whatever_comes_behind_it(
+    call: str, unheard: Finished
+) -> None:
+    events = [text(f"{call}\n and more"), unheard]
+    together = with_tools(parallel_calls=False).read(events)
+    one = with_tools(parallel_calls=False)
+    assert together[-2:] == [event for e in events for event in one.read([e])][-2:]
+    assert together[-2] == CallEnded(0, 0, cut=False)
+    assert (ending(together).reason, ending(together).stop_sequence) == ("tool_calls", None)
+    assert ending(together).usage == USAGE
+
+
+@pytest.mark.parametrize("unheard", [end("length"), end(stop="STOP"), end("cancelled")])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_call_that_the_answers_end_cuts_is_marked_and_does_not_excuse_it(
+    unheard: Finished, parallel: bool
+) -> None:
+    read = with_tools(parallel_calls=parallel).read([text(CALL[:45]), unheard])
+    assert read[-2] == CallEnded(0, 0, cut=True)
+    assert (ending(read).reason, ending(read).stop_sequence) == (
+        unheard.reason,
+        unheard.stop_sequence,
+    )
+    channels = with_tools(parallel_calls=parallel).read([text("{", channel="tool:f"), unheard])
+    assert channels[-2] == CallEnded(0, 0, cut=True)
+
+
+def test_what_the_model_ends_is_not_cut() -> None:
+    assert with_tools().read([text(CALL[:45]), end()])[-2] == CallEnded(0, 0, cut=False)
+    assert with_tools().read([text(CALL), end("length")])[-2] == CallEnded(0, 0, cut=False)
+
+
+def test_an_engine_may_stop_once_every_answer_has_its_one_call() -> None:
+    answer = with_tools(n=3, parallel_calls=False)
+    answer.read([text(CALL[:-20], 0), text("hm", 1), text("hm", 2)])
+    assert not answer.suffices
+    answer.read([text(CALL[-20:], 0), end(index=1)])
+    assert not answer.suffices, "one of them has something to say"
+    answer.read([text(CALL, 2)])
+    assert answer.suffices
+    answer.read([end("cancelled", 0), end("cancelled", 2)])
+    assert answer.done
+    assert not answer.suffices, "there is nothing to stop any more"
+
+
+def test_where_several_calls_are_allowed_none_is_enough() -> None:
+    answer = with_tools()
+    answer.read([text(CALL)])
+    assert not answer.suffices
+
+
+# ---------------------------------------------------- log probabilities, beside calls
+
+
+def scored(*tokens: str | bytes) -> list[Event]:
+    """One delta for each token, as the engine tells them; bytes: with what follows."""
+    deltas: list[Event] = []
+    waiting: list[TokenLogprob] = []
+    pending = b""
+    for token in tokens:
+        piece = token.encode() if isinstance(token, str) else token
+        waiting.append(TokenLogprob(TokenAlternative(1, piece, -0.1)))
+        pending += piece
+        try:
+            shown = pending.decode()
+        except UnicodeDecodeError:
+            deltas.append(text(""))
+            continue
+        deltas.append(text(shown, logprobs=tuple(waiting)))
+        waiting, pending = [], b""
+    return deltas
+
+
+def tokens_of(read: list[AnswerEvent]) -> list[bytes]:
+    return [
+        entry.chosen.piece
+        for event in read
+        if isinstance(event, ContentDelta)
+        for entry in event.logprobs
+    ]
+
+
+CALL_TOKENS = (
+    "<tool",
+    "_call>",
+    "\n",
+    '{"name": "f", "argu',
+    'ments": {"a": "pre"}}',
+    "\n</tool_call>",
+)
+F0_9F = ("\U0001f600".encode()[:2], "\U0001f600".encode()[2:])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept"),
+    [
+        (("pre", " ", *CALL_TOKENS), [b"pre"]),
+        (("pre", " <", "tool_call>", *CALL_TOKENS[2:]), [b"pre"]),
+        (("pre <", "tool_call>", *CALL_TOKENS[2:]), [b"pre <"]),
+        (CALL_TOKENS, []),
+        ((*CALL_TOKENS, "\n", "pre", " x"), [b"pre", b" x"]),
+        ((*CALL_TOKENS, "\n", *CALL_TOKENS, " <", "to", "x"), [b" <", b"to", b"x"]),
+        (("a", " ", " <", "tool", "b", " "), [b"a", b" ", b" <", b"tool", b"b", b" "]),
+        ((*F0_9F, " ", *CALL_TOKENS, *F0_9F), [*F0_9F, *F0_9F]),
+        (("a", "</tool_call>", "<", "<b"), [b"a", b"</tool_call>", b"<", b"<b"]),
+        (("  ", "hi", "\n\n"), [b"  ", b"hi", b"\n\n"]),
+        (("a", "", "b", ""), [b"a", b"", b"b", b""]),
+        ((*CALL_TOKENS[:4],), []),
+        (("x", "<tool"), [b"x", b"<tool"]),
+    ],
+)
+def test_log_probabilities_are_those_of_the_contents_tokens_however_they_come(
+    tokens: tuple[str | bytes, ...], kept: list[bytes]
+) -> None:
+    events = [*scored(*tokens), end()]
+    together = with_tools(logprobs=0).read(events)
+    assert tokens_of(together) == kept
+    one = with_tools(logprobs=0)
+    apart = [event for e in events for event in one.read([e])]
+    assert tokens_of(apart) == kept
+    assert content(apart) == content(together)
+    whole = WholeAnswer(1)
+    whole.add(apart)
+    assert [entry.chosen.piece for entry in whole.choices[0].logprobs] == kept
+    # The same text as without them, and nothing of a call.
+    assert content(together) == content(with_tools().read(events))
+
+
+def test_log_probabilities_of_a_call_that_nobody_hears_are_nobodys() -> None:
+    one = with_tools(logprobs=0, parallel_calls=False)
+    assert tokens_of(one.read([*scored("a", *CALL_TOKENS, "b"), end()])) == [b"a"]
+
+
+@given(
+    pieces,
+    st.sampled_from(
+        ["a < b ", f"a  {CALL}\n{CALL} b<c", f"{CALL}<tool <x", "<<to<tool", f"{CALL}\n<<x"]
+    ),
+)
+def test_with_single_characters_as_tokens_they_spell_the_content(
+    cuts: list[int], said: str
+) -> None:
+    read = with_tools(logprobs=0).read([*scored(*said), end()])
+    assert b"".join(tokens_of(read)).decode() == content(read)
+    at = sorted({0, len(said), *(cut for cut in cuts if cut < len(said))})
+    events: list[Event] = []
+    for a, b in pairwise(at):
+        # Several tokens in one delta, as behind what might have become a stop string.
+        few = [event for event in scored(*said[a:b]) if isinstance(event, TextDelta)]
+        logprobs = tuple(entry for event in few for entry in event.logprobs)
+        events.append(text(said[a:b], logprobs=logprobs))
+    assert tokens_of(with_tools(logprobs=0).read([*events, end()])) == tokens_of(read)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "<tool_call>\n<function=f>\n<paramete pre",
+        "a <tool_call>\n<function=f>\n</function>\n</tool_call>\n<<tool",
+    ],
+)
+def test_text_in_which_a_call_broke_off_has_its_log_probabilities(said: str) -> None:
+    odd = reader(tool_format="qwen-xml", tools=(Tool("f"),), logprobs=0)
+    read = odd.read([*scored(*said), end()])
+    assert calls(read)
+    assert b"".join(tokens_of(read)).decode() == content(read) != ""

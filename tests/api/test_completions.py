@@ -197,6 +197,17 @@ def test_a_whole_answer_is_a_text_completion() -> None:
     assert (body["usage"]["prompt_tokens"], body["usage"]["total_tokens"]) == (4, 7)
 
 
+def test_the_usage_of_several_answers_does_not_depend_on_which_ended_first() -> None:
+    first = ChoiceEnded(0, "length", Usage(4, 3, thinking_closed_by="budget"), None, "context_full")
+    second = ChoiceEnded(1, "stop", Usage(4, 5, thinking_closed_by="model"))
+    told = whole(encoder(n=2), second, first, n=2)["usage"]
+    assert told["completion_tokens_details"]["thinking_closed_by"] == "budget"
+    assert told["completion_tokens_details"]["ended_by"] == "context_full"
+    for order in ((first, second), (second, first)):
+        *_, last, _ = streamed(encoder(n=2, include_usage=True), *order)
+        assert last["usage"] == told
+
+
 def test_a_stream_is_texts_then_a_finish_then_done_with_one_identity() -> None:
     *chunks, done = streamed(
         encoder(), ContentDelta(0, "upon\u2028"), ContentDelta(0, " a"), ended(reason="length")

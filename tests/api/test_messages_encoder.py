@@ -288,7 +288,7 @@ def test_a_call_that_a_shutdown_cuts_is_closed_as_it_stands() -> None:
     cut = [
         CallBegun(0, 0, "toolu_a", "f"),
         CallArguments(0, 0, '{"a": [1, 2'),
-        CallEnded(0, 0),
+        CallEnded(0, 0, cut=True),
         ended("cancelled", detail="server_shutdown"),
     ]
     events = stream(cut)
@@ -301,14 +301,18 @@ def test_a_call_that_a_shutdown_cuts_is_closed_as_it_stands() -> None:
     assert whole(*cut)["content"][0]["input"] == {"a": [1]}
 
 
-def test_only_the_last_call_of_an_answer_can_be_cut() -> None:
+def test_only_a_call_that_was_cut_is_given_as_far_as_it_is_complete() -> None:
     events: list[AnswerEvent] = []
     for call in (0, 1):
         arguments = CallArguments(0, call, '{"a": 1, "b')
-        events += [CallBegun(0, call, f"toolu_{call}", "f"), arguments, CallEnded(0, call)]
+        ending = CallEnded(0, call, cut=call == 1)
+        events += [CallBegun(0, call, f"toolu_{call}", "f"), arguments, ending]
     first, second = whole(*events, ended("length"))["content"]
     assert first["input"] == {"INVALID_JSON": '{"a": 1, "b'}
     assert second["input"] == {"a": 1}
+    # The limit came in the words behind it.
+    first, _ = whole(*events[:3], ContentDelta(0, "x"), ended("length"))["content"]
+    assert first["input"] == {"INVALID_JSON": '{"a": 1, "b'}
 
 
 @pytest.mark.parametrize(

@@ -138,17 +138,21 @@ def test_words_after_a_call_and_thinking_after_words_begin_items_of_their_own() 
         [ReasoningDelta(0, "hm"), ContentDelta(0, "x"), *A_CALL, ended("tool_calls")],
         [*A_CALL, CallBegun(0, 1, "call_2", "f"), CallEnded(0, 1), ended("tool_calls")],
         [ReasoningDelta(0, "hm"), ended("length")],
+        [*A_CALL[:2], CallEnded(0, 0, cut=True), ended("length")],
         [*A_CALL[:2], CallEnded(0, 0), ended("length")],
+        [*A_CALL[:2], CallEnded(0, 0, cut=True), ended("stop", stop_sequence="x")],
+        [ContentDelta(0, "x"), ContentDelta(0, "", (logprob(b""),)), ended()],
         [ContentDelta(0, "x", (logprob(b"x", b"y"),)), ended()],
         [ended()],
     ],
 )
 def test_a_stream_and_a_whole_answer_have_the_same_output(events: list[AnswerEvent]) -> None:
-    streamed = stream(*([event] for event in events[:-2]), events[-2:])[-1]["response"]
     given = whole(*events)
-    assert without_ids(streamed["output"]) == without_ids(given["output"])
-    for key in ("status", "incomplete_details", "usage", "error"):
-        assert streamed[key] == given[key]
+    for pieces in ([events], [*([e] for e in events[:-2]), events[-2:]], [[e] for e in events]):
+        streamed = stream(*pieces)[-1]["response"]
+        assert without_ids(streamed["output"]) == without_ids(given["output"])
+        for key in ("status", "incomplete_details", "usage", "error"):
+            assert streamed[key] == given[key]
 
 
 @pytest.mark.parametrize("said", [[], [ReasoningDelta(0, "hm")]])
@@ -173,8 +177,28 @@ def test_a_call_that_a_limit_cut_is_closed_as_it_stands(arguments: str, status: 
     call: list[AnswerEvent] = [CallBegun(0, 0, "call_1", "f")]
     if arguments:
         call.append(CallArguments(0, 0, arguments))
-    (item,) = stream([*call, CallEnded(0, 0), ended("length")])[-1]["response"]["output"]
+    call.append(CallEnded(0, 0, cut=True))
+    (item,) = stream(call, [ended("length")])[-1]["response"]["output"]
     assert (item["arguments"], item["status"]) == (arguments, status)
+
+
+def test_a_call_that_a_stop_string_cut_is_incomplete_though_the_response_is_not() -> None:
+    response = stream([*A_CALL[:2], CallEnded(0, 0, cut=True)], [ended("stop", stop_sequence="x")])[
+        -1
+    ]["response"]
+    assert [item["status"] for item in response["output"]] == ["incomplete"]
+    assert response["status"] == "completed"
+
+
+def test_a_call_that_the_model_broke_off_is_its_own_affair_whatever_ends_the_answer() -> None:
+    (item,) = stream([*A_CALL[:2], CallEnded(0, 0), ended("length")])[-1]["response"]["output"]
+    assert item["status"] == "completed"
+
+
+def test_log_probabilities_at_the_very_end_of_a_message_are_its_own() -> None:
+    x, last = logprob(b"x"), logprob(b"")
+    events = stream([ContentDelta(0, "x", (x,))], [ContentDelta(0, "", (last,))], [ended()])
+    assert len(events[-1]["response"]["output"][0]["content"][0]["logprobs"]) == 2
 
 
 def test_a_shutdown_ends_the_answer_as_a_limit_does_and_the_usage_says_why() -> None:

@@ -29,10 +29,17 @@ class AnswerText:
         self._turn_ends = frozenset(prepared.turn_ends) - frozenset(prepared.stop)
         plan = prepared.thinking
         self._splitter = plan.new_splitter() if plan is not None else None
-        # Of tokens whose text is not out yet: where it begins in the content, in characters.
+        # Of tokens of the content whose text is not out yet: where it begins in the content, in
+        # characters.
         self._waiting: deque[tuple[int, TokenLogprob]] = deque()
         self._content = 0
         self._released = 0
+        # Of tokens that the splitter may yet call content or drop, being of a marker, of a header
+        # or of blanks: where their text begins and ends in all that was written, in characters.
+        self._undecided: list[tuple[int, int, TokenLogprob]] = []
+        self._written = 0
+        # How much was written when content came last.
+        self._content_end = -1
         self._tokens = 0
         self.stopped = False
         """A string has ended the content."""
@@ -58,6 +65,9 @@ class AnswerText:
         text = self._detokenizer.push(piece)
         if self._splitter is None:
             return [self._content_delta(text, logprob)]
+        self._written += len(text)
+        if logprob is not None:
+            self._consider(logprob, piece, text)
         thought = self._splitter.thinking
         parts = self._splitter.push(text, token)
         thinks = self._splitter.thinking
@@ -72,14 +82,36 @@ class AnswerText:
         deltas: list[TextDelta] = []
         for channel, part in parts:
             if channel == CONTENT:
-                deltas.append(self._content_delta(part, logprob))
-                logprob = None
+                self._decide(part)
+                deltas.append(self._content_delta(part, None))
             else:
                 deltas.append(TextDelta(part, self._tokens, channel, index=self._index))
-        if logprob is not None and not thought and not thinks:
-            # Its text is not known yet, and comes out with that of a later token.
-            self._waiting.append((self._content, logprob))
+        if thinks or (parts and parts[-1][0] != CONTENT):
+            self._undecided.clear()
         return deltas or [TextDelta("", self._tokens, index=self._index)]
+
+    def _consider(self, logprob: TokenLogprob, piece: bytes, text: str) -> None:
+        """A token has come whose text, the end of what was written, may turn out to be content."""
+        if not text and self._written == self._content_end:
+            # A part of a character in the middle of the content.
+            self._waiting.append((self._content, logprob))
+            return
+        end = self._written
+        last = text[-1:].encode()
+        if not last or not (piece.endswith(last) or last.endswith(piece)):
+            # It goes on into a character whose other bytes are yet to come.
+            end += 1
+        self._undecided.append((self._written - len(text), end, logprob))
+
+    def _decide(self, part: str) -> None:
+        """The end of what was written is content: the tokens that hold some of it are of it, and
+        those before it never will be."""
+        first = self._written - len(part)
+        for begin, end, logprob in self._undecided:
+            if end > first:
+                self._waiting.append((self._content + max(begin - first, 0), logprob))
+        self._undecided.clear()
+        self._content_end = self._written
 
     def _content_delta(self, text: str, logprob: TokenLogprob | None) -> TextDelta:
         if logprob is not None:
@@ -100,6 +132,7 @@ class AnswerText:
         if self.stopped:
             return []
         text = self._detokenizer.finish()
+        self._written += len(text)
         parts = [(CONTENT, text)] if text else []
         if self._splitter is not None:
             parts = self._splitter.push(text, -1) if text else []
@@ -107,6 +140,7 @@ class AnswerText:
         deltas: list[TextDelta] = []
         for channel, part in parts:
             if channel == CONTENT:
+                self._decide(part)
                 deltas.append(self._content_delta(part, None))
             else:
                 deltas.append(TextDelta(part, self._tokens, channel, index=self._index))

@@ -77,8 +77,9 @@ class ResponseStore:
         self._max_responses = max_responses
         self._lock = threading.Lock()
         self._kept: OrderedDict[_Key, KeptResponse] = OrderedDict()
-        # Each item with the newest answer that brings it along.
-        self._items: dict[_Key, tuple[ConversationItem, str]] = {}
+        # Each item as the kept answers bring it along, by their ids, the newest last. Every answer
+        # has its own, so that none is held that no kept answer is charged for.
+        self._items: dict[_Key, dict[str, ConversationItem]] = {}
         # Until their requests are over.
         self._under_way: dict[_Key, AnswerUnderWay] = {}
         self._bytes = 0
@@ -100,8 +101,8 @@ class ResponseStore:
 
     def item(self, key: _Key) -> ConversationItem | None:
         with self._lock:
-            found = self._items.get(key)
-        return found[0] if found is not None else None
+            holders = self._items.get(key)
+            return next(reversed(holders.values())) if holders is not None else None
 
     def under_way(self, key: _Key) -> AnswerUnderWay | None:
         with self._lock:
@@ -123,7 +124,7 @@ class ResponseStore:
             self._kept[owner, response.id] = response
             self._bytes += response.size
             for item in (*response.input_items, *response.output_items):
-                self._items[owner, item.id] = (item, response.id)
+                self._items.setdefault((owner, item.id), {})[response.id] = item
             while self._bytes > self._max_bytes or len(self._kept) > self._max_responses:
                 self._drop(next(iter(self._kept)))
 
@@ -140,8 +141,11 @@ class ResponseStore:
         self._bytes -= response.size
         for item in (*response.input_items, *response.output_items):
             item_key = (key[0], item.id)
-            if item_key in self._items and self._items[item_key][1] == response.id:
-                del self._items[item_key]
+            # One answer may have an id twice.
+            holders = self._items.get(item_key, {})
+            holders.pop(response.id, None)
+            if not holders:
+                self._items.pop(item_key, None)
 
 
 @frozen

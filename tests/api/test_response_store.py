@@ -87,6 +87,45 @@ def test_an_item_lives_as_long_as_the_last_answer_that_brings_it_along() -> None
     assert responses.item("shared") is None
 
 
+@pytest.mark.parametrize("dropped", ["a", "b"])
+def test_an_item_outlives_any_of_the_answers_that_bring_it_along_but_the_last(dropped: str) -> None:
+    responses = ResponseStore().of(None)
+    responses.keep(response("a", "shared"))
+    responses.keep(response("b", "shared", "out_a"))
+    assert responses.delete(dropped)
+    assert responses.item("shared") is not None
+    assert responses.item("out_a") is not None
+    assert responses.delete("b" if dropped == "a" else "a")
+    assert responses.item("shared") is None
+    assert responses.item("out_a") is None
+
+
+def test_an_item_is_as_the_newest_answer_that_is_left_has_it() -> None:
+    """What a deleted answer alone held is not held any longer."""
+    store = ResponseStore()
+    responses = store.of(None)
+    for name in ("old", "new"):
+        responses.keep(KeptResponse(name, b"", (item("x", name),), (), 10))
+    assert responses.item("x") == item("x", "new")
+    assert responses.delete("new")
+    assert responses.item("x") == item("x", "old")
+    assert store.held_bytes == 10
+
+
+def test_nothing_is_left_of_answers_that_made_room_or_were_deleted() -> None:
+    store = ResponseStore(max_bytes=300)
+    responses = store.of(None)
+    for at in range(10):
+        # One item comes twice in each.
+        responses.keep(response(f"r{at}", "shared", "shared", f"in_{at}", f"out_r{at - 1}"))
+    assert [at for at in range(10) if responses.item(f"in_{at}") is not None] == [7, 8, 9]
+    assert responses.item("shared") is not None
+    for at in (8, 7, 9):
+        assert responses.item(f"in_{at}") is not None
+        assert responses.delete(f"r{at}")
+    assert (len(store), store.held_bytes, store._items) == (0, 0, {})
+
+
 def test_what_is_deleted_is_gone_once() -> None:
     store = ResponseStore()
     responses = store.of(None)

@@ -13,13 +13,15 @@ from attrs import frozen
 from ...generation.request import Tool
 from ..bad_constraint import BadConstraint
 from . import grammar
-from .json_values import copy_value
+from .json_values import read_arguments
 from .pieces import ToolCallParser
 from .reader import SPACES, PieceReader, Reading
 
 CALLS, END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
+_FENCE = "```"
+_TAGS = (_FENCE, CALLS, END_CALLS, CALL, END_CALL)
 
 
 @frozen
@@ -76,7 +78,7 @@ class _Parser(PieceReader):
         name = yield from self._up_to("<\n")
         if not name or not (yield from self.match(SEPARATOR)):
             return False
-        if (yield from self.skip_spaces()) != "{":
+        if (yield from self.skip_spaces()) not in ("{", "["):
             name = yield from self._up_to("\n`{<")
             if not name:
                 return False
@@ -85,8 +87,7 @@ class _Parser(PieceReader):
             if not (yield from self.optional(self._fence())):
                 return True
             yield from self.skip_spaces()
-        if (yield from self.peek()) == "{":
-            yield from copy_value(self, self.arguments)
+        yield from read_arguments(self, self.arguments, _TAGS)
         self.end()
         yield from self.optional(self._end_call())
         yield from self.optional(self._end_calls())
@@ -99,7 +100,7 @@ class _Parser(PieceReader):
         return "".join(parts).strip()
 
     def _fence(self) -> Reading[bool]:
-        if (yield from self.match("```")) is None:
+        if (yield from self.match(_FENCE)) is None:
             return False
         while (character := (yield from self.peek())) and character not in SPACES | {"{"}:
             self.take()
@@ -107,7 +108,7 @@ class _Parser(PieceReader):
 
     def _end_call(self) -> Reading[bool]:
         if (yield from self.skip_spaces()) == "`":
-            if (yield from self.match("```")) is None:
+            if (yield from self.match(_FENCE)) is None:
                 return False
             yield from self.skip_spaces()
         return (yield from self.match(END_CALL)) is not None

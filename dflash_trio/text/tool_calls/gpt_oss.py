@@ -15,9 +15,11 @@ from ...generation.request import Tool
 from ..bad_constraint import BadConstraint
 from . import grammar
 from .harmony import CALL, CHANNEL, CONSTRAIN, CONTROLS, END, MESSAGE, START, parse_header
-from .json_values import copy_value
+from .json_values import read_arguments
 from .pieces import ToolCallParser
 from .reader import SPACES, PieceReader, Reading
+
+_TAGS = (CALL, END, START, CHANNEL)
 
 
 class GptOss:
@@ -64,8 +66,8 @@ class _Parser(PieceReader):
         if tag is None or tool is None:
             return False
         self.begin(tool)
-        if (yield from self.skip_spaces()) == "{":
-            yield from copy_value(self, self.arguments)
+        yield from self.skip_spaces()
+        yield from read_arguments(self, self.arguments, _TAGS)
         self.end()
         yield from self.optional(self._close())
         return True

@@ -15,6 +15,7 @@ from .pieces import ToolCallParser
 from .reader import PieceReader, Reading
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_TAGS = (OPEN, CLOSE)
 
 
 class Hermes:
@@ -43,9 +44,9 @@ class _Parser(PieceReader):
     starts = frozenset("<")
 
     def read_call(self) -> Reading[bool]:
-        if (yield from self.match(OPEN)) is None or not (yield from read_any_call(self)):
+        if (yield from self.match(OPEN)) is None or not (yield from read_any_call(self, _TAGS)):
             return False
-        while (yield from self.optional(read_any_call(self))):
+        while (yield from self.optional(read_any_call(self, _TAGS))):
             pass
         yield from self.optional(self._close())
         return True

@@ -15,6 +15,7 @@ from .pieces import ToolCallParser
 from .reader import PieceReader, Reading
 
 PYTHON_TAG = "<|python_tag|>"
+_TAGS = (PYTHON_TAG,)
 
 
 class Llama3Json:
@@ -51,7 +52,7 @@ class _Parser(PieceReader):
                 return False
         elif not self.at_line_start:
             return False
-        if not (yield from read_call_object(self, known)):
+        if not (yield from read_call_object(self, known, _TAGS)):
             return False
         while (yield from self.optional(self._another(known))):
             pass
@@ -63,4 +64,4 @@ class _Parser(PieceReader):
         self.take()
         if (yield from self.skip_spaces()) != "{":
             return False
-        return (yield from read_call_object(self, known))
+        return (yield from read_call_object(self, known, _TAGS))

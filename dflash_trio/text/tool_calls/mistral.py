@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from ...generation.request import Tool
 from ..bad_constraint import BadConstraint
 from . import grammar
-from .json_values import copy_value, read_any_call
+from .json_values import read_any_call, read_arguments
 from .pieces import ToolCallParser
 from .python_values import is_name, read_word
 from .reader import PieceReader, Reading
 
 CALLS, ARGUMENTS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_TAGS = (CALLS,)
 
 
 class Mistral:
@@ -62,7 +63,7 @@ class _Parser(PieceReader):
             return False
         character = yield from self.skip_spaces()
         if character == "{":
-            return (yield from read_any_call(self))
+            return (yield from read_any_call(self, _TAGS))
         if character == "[":
             return (yield from self._list())
         name = yield from read_word(self)
@@ -79,13 +80,13 @@ class _Parser(PieceReader):
         elif (yield from self.peek()) != "{":
             return False
         self.begin(name)
-        if (yield from self.skip_spaces()) == "{":
-            yield from copy_value(self, self.arguments)
+        yield from self.skip_spaces()
+        yield from read_arguments(self, self.arguments, _TAGS)
         return True
 
     def _list(self) -> Reading[bool]:
         self.take()
-        if not (yield from read_any_call(self)):
+        if not (yield from read_any_call(self, _TAGS)):
             return False
         while (yield from self.optional(self._another())):
             pass
@@ -96,7 +97,7 @@ class _Parser(PieceReader):
         if (yield from self.skip_spaces()) != ",":
             return False
         self.take()
-        return (yield from read_any_call(self))
+        return (yield from read_any_call(self, _TAGS))
 
     def _close(self) -> Reading[bool]:
         if (yield from self.skip_spaces()) != "]":

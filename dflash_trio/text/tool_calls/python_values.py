@@ -46,21 +46,24 @@ def read_word(reader: PieceReader) -> Reading[str]:
     return "".join(word)
 
 
-def read_call_arguments(reader: PieceReader, parameters: Sequence[str]) -> Reading[bool]:
+def read_call_arguments(
+    reader: PieceReader, parameters: Sequence[str], word: str = ""
+) -> Reading[bool]:
     """Reads a call's arguments from behind the opening parenthesis until behind the closing one and
     adds them to the call that has begun, as an object.
 
-    ``parameters``: which names arguments without one have, in order. False: it broke off.
+    ``parameters``: which names arguments without one have, in order. ``word``: what was read of the
+    first one already. False: it broke off.
     """
     unnamed = list(parameters)
     before = "{"
     while True:
         character = yield from reader.skip_spaces()
-        if character == ")":
+        if character == ")" and not word:
             reader.take()
             reader.arguments("{}" if before == "{" else "}")
             return True
-        word = yield from read_word(reader)
+        word = word or (yield from read_word(reader))
         if word and (yield from reader.skip_spaces()) == "=":
             reader.take()
             if word in unnamed:
@@ -72,7 +75,7 @@ def read_call_arguments(reader: PieceReader, parameters: Sequence[str]) -> Readi
             whole = yield from read_value(reader, reader.arguments, word)
         else:
             return False
-        before = ", "
+        before, word = ", ", ""
         character = yield from reader.skip_spaces()
         if character == ",":
             reader.take()

@@ -17,6 +17,8 @@ from .reader import PieceReader, Reading
 
 START, END = "<|python_start|>", "<|python_end|>"
 FENCE, END_FENCE = "```tool_code", "```"
+_PRINT = "print"
+_SEPARATORS = frozenset("[]),;")
 
 
 class LlamaPythonic:
@@ -91,10 +93,32 @@ class _PythonicParser(PieceReader):
         if (yield from self.peek()) != "(":
             return False
         self.take()
+        word, wrappers = "", 0
+        while name not in self._parameters:
+            # What is wrapped around a call of a tool is no tool, and ``print`` never is.
+            yield from self.skip_spaces()
+            word = yield from read_word(self)
+            wraps = bool(word) and (yield from self.peek()) == "("
+            if not wraps and name == _PRINT:
+                return False
+            if not wraps or (name != _PRINT and word not in self._parameters):
+                break
+            self.take()
+            name, word = word, ""
+            wrappers += 1
         self.begin(name)
-        whole = yield from read_call_arguments(self, self._parameters.get(name, ()))
+        whole = yield from read_call_arguments(self, self._parameters.get(name, ()), word)
         self._broken = not whole
         self.end()
+        if whole and wrappers:
+            yield from self.optional(self._unwrapped(wrappers))
+        return True
+
+    def _unwrapped(self, wrappers: int) -> Reading[bool]:
+        for _ in range(wrappers):
+            if (yield from self.skip_spaces()) != ")":
+                return False
+            self.take()
         return True
 
 
@@ -155,11 +179,11 @@ class _FenceParser(_PythonicParser):
         return True
 
     def _line(self) -> Reading[bool]:
-        while (yield from self.skip_spaces()) in ("[", "]", ",", ";"):
+        while (yield from self.skip_spaces()) in _SEPARATORS:
             self.take()
         return (yield from self._call(None))
 
     def _close(self) -> Reading[bool]:
-        while (yield from self.skip_spaces()) in ("[", "]", ",", ";"):
+        while (yield from self.skip_spaces()) in _SEPARATORS:
             self.take()
         return (yield from self.match(END_FENCE)) is not None

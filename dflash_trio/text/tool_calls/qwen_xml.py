@@ -126,7 +126,7 @@ class _Parser(PieceReader):
         tag = yield from self.match(OPEN, _FUNCTION)
         if tag == OPEN:
             if (yield from self.skip_spaces()) == "{":
-                if not (yield from read_call_object(self, None)):
+                if not (yield from read_call_object(self, None, (OPEN, CLOSE))):
                     return False
                 yield from self.optional(self._close())
                 return True
@@ -136,7 +136,8 @@ class _Parser(PieceReader):
         self.begin(name)
         if (yield from self._arguments(self._types.get(name, {}))):
             self.end()
-            yield from self.optional(self._close())
+            if self._tag != CLOSE:
+                yield from self.optional(self._close())
         return True
 
     def _name(self) -> Reading[str]:
@@ -150,14 +151,16 @@ class _Parser(PieceReader):
         return "".join(parts).strip()
 
     def _close(self) -> Reading[bool]:
-        yield from self.skip_spaces()
+        # A brace too many before the tag belongs to a call that lost count.
+        while (yield from self.skip_spaces()) == "}":
+            self.take()
         return (yield from self.match(CLOSE)) is not None
 
     def _arguments(self, types: Mapping[str, frozenset[str]]) -> Reading[bool]:
         """False: the call broke off, and is over."""
         before = "{"
         while (yield from self.optional(self._next_tag())):
-            if self._tag == _END_FUNCTION:
+            if self._tag in (_END_FUNCTION, CLOSE):
                 self.arguments("{}" if before == "{" else "}")
                 return True
             key = self._tag
@@ -170,10 +173,9 @@ class _Parser(PieceReader):
 
     def _next_tag(self) -> Reading[bool]:
         yield from self.skip_spaces()
-        tag = yield from self.match(_PARAMETER, _END_FUNCTION)
-        self._tag = _END_FUNCTION if tag == _END_FUNCTION else ""
-        if tag == _PARAMETER:
-            self._tag = yield from self._name()
+        # Some models forget to end the function: the end of the call is its end as well.
+        tag = yield from self.match(_PARAMETER, _END_FUNCTION, CLOSE)
+        self._tag = (yield from self._name()) if tag == _PARAMETER else tag or ""
         return bool(self._tag)
 
     def _value(self, types: frozenset[str]) -> Reading[bool]:

@@ -116,11 +116,23 @@ class PieceReader(ABC):
         return None
 
     def match_or_text(self, *literals: str) -> Reading[tuple[str | None, str]]:
-        """The same inside of a call. Returns as well what was taken."""
-        self._held = []
+        """The same. Returns as well what was taken."""
+        outer, self._held = self._held, []
         found = yield from self.match(*literals)
-        taken, self._held = "".join(self._held or ()), None
-        return found, taken
+        taken, self._held = self._held, outer
+        if outer is not None:
+            outer += taken
+        return found, "".join(taken)
+
+    def put_back(self, text: str) -> None:
+        """What was taken last is to come again."""
+        if self._held is not None:
+            del self._held[-len(text) :]
+        if len(text) <= self._position:
+            self._position -= len(text)
+        else:
+            self._chunk = text + self._chunk[self._position :]
+            self._position = 0
 
     def optional(self, read: Reading[bool]) -> Reading[bool]:
         """What may follow in or behind a call. If it does not, the call is over, and what was read
@@ -134,11 +146,8 @@ class PieceReader(ABC):
         if self._complete and self._position >= len(self._chunk):
             # The answer was cut in the middle of it: half of a marker is not a text to the user.
             return False
-        if len(held) <= self._position:
-            self._position -= len(held)
-        else:
-            self._chunk = "".join(held) + self._chunk[self._position :]
-            self._position = 0
+        if held:
+            self.put_back("".join(held))
         return False
 
     def begin(self, name: str) -> None:

@@ -86,6 +86,9 @@ def test_text_that_begins_no_marker_passes_unchanged(form: str, text: str) -> No
             '<tool_call>{"a":',
             "<|start|>",
         ),
+        *('<tool_call>{"name": "f", "arguments": {"a": [({', "```tool_code\nprint(", "print("),
+        *('{"name": "weather", "parameters": [, ', "[TOOL_CALLS]f[ARGS]{'[TOOL_"),
+        '<tool_call>{"name": "f", "arguments": ,</tool_cal',
     ],
 )
 def test_reading_takes_time_in_proportion_to_the_text(form: str, unit: str) -> None:

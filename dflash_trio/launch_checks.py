@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Sequence
 
 import attrs
 
 from .config import ListenerConfig, ModelConfig, ServerConfig
 from .engine.disk_cache import FolderError, check_folder
 from .engine.draft_file import CANNOT_REWIND, DraftFile, check_draft_file
+from .engine.memory_lock import CannotLock, check_lockable
 from .engine.model_file import ModelFile, ModelFileError, check_model_file
 from .engine.placement import Placed, PlacementError, place_models
 from .launch_plan import LaunchPlan, plan_launch
-from .net.connection_server import server_ssl_context
+from .net.connection_server import EncryptedKey, server_ssl_context
+from .net.descriptors import descriptor_warning, raise_descriptor_limit
 from .net.listener import BindError, BoundListeners, bind_listeners
 from .routing.router import usable_cores
 from .text.chat_template import ChatTemplate, TemplateError
@@ -31,7 +34,10 @@ def resolve_launch(config: ServerConfig) -> LaunchPlan:
     """What will load, where and how. Reads headers and templates only. Raises StartupError."""
     files, places = _places(config)
     plan = plan_launch(config, files, places, cores=usable_cores())
-    return attrs.evolve(plan, traces=read_trace_settings(os.environ))
+    few = descriptor_warning(config.listener.max_connections)
+    warnings = [*plan.warnings, *_check_locks(config, places), *([] if few is None else [few])]
+    traces = read_trace_settings(os.environ)
+    return attrs.evolve(plan, traces=traces, warnings=tuple(warnings))
 
 
 def _places(config: ServerConfig) -> tuple[list[ModelFile], list[Placed]]:
@@ -59,6 +65,24 @@ def _places(config: ServerConfig) -> tuple[list[ModelFile], list[Placed]]:
         return files, place_models(config.models, files, drafts)
     except PlacementError as error:
         raise StartupError(str(error)) from error
+
+
+def _check_locks(config: ServerConfig, places: Sequence[Placed]) -> list[str]:
+    """That what --mlock is to lock may be locked; warnings. Raises StartupError."""
+    warnings: list[str] = []
+    locked = 0
+    for model, place in zip(config.models, places, strict=True):
+        if not model.mlock:
+            continue
+        size = place.needs.cpu.weights
+        try:
+            warning = check_lockable(size, beside=locked)
+        except CannotLock as error:
+            raise StartupError(f"{model.block_label}: {error}") from error
+        if warning is not None:
+            warnings.append(f"{model.block_label}: {warning}")
+        locked += size
+    return warnings
 
 
 def _check_takes_back(model: ModelConfig, file: ModelFile) -> None:
@@ -117,6 +141,11 @@ def read_certificates(listener: ListenerConfig) -> ssl.SSLContext | None:
         return None
     try:
         return server_ssl_context(listener.tls_cert, listener.tls_key)
+    except EncryptedKey as error:
+        raise StartupError(
+            f"--tls-key {listener.tls_key} is encrypted: decrypt it first "
+            f"(openssl pkey -in {listener.tls_key} -out FILE)"
+        ) from error
     except OSError as error:  # ssl.SSLError is one
         raise StartupError(f"--tls-cert and --tls-key cannot be used: {error}") from error
 
@@ -124,6 +153,7 @@ def read_certificates(listener: ListenerConfig) -> ssl.SSLContext | None:
 def bind(config: ServerConfig) -> BoundListeners:
     """Listen where the launch says. The caller owns the sockets. Raises StartupError."""
     listener = config.listener
+    raise_descriptor_limit(listener.max_connections)
     try:
         return bind_listeners(listener.host, listener.port, tls=listener.tls_cert is not None)
     except BindError as error:

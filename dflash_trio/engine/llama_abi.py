@@ -320,9 +320,10 @@ _log_lines: list[str] = []
 
 @llama.llama_log_callback  # type: ignore[untyped-decorator]
 def _collect_log(level: int, text: bytes, _user_data: Any) -> None:
-    # Only errors are worth a person's time; the rest of llama.cpp's chatter is dropped. Bounded:
-    # the newest lines are enough to explain a failure.
-    if level == 4:  # GGML_LOG_LEVEL_ERROR
+    # Only errors are worth a person's time; the rest of llama.cpp's chatter is dropped. To us a
+    # lock that failed is an error, which llama.cpp only warns of. Bounded: the newest lines are
+    # enough to explain a failure.
+    if level == 4 or (level == 3 and b"mlock" in text):  # GGML_LOG_LEVEL_ERROR, _WARN
         _log_lines.append(text.decode("utf-8", "replace").strip())
         del _log_lines[:-20]
 
@@ -341,3 +342,17 @@ def llama_errors() -> Iterator[list[str]]:
         yield collected
     finally:
         collected.extend(line for line in _log_lines if line)
+
+
+def load_failure(model: Any, errors: list[str]) -> str | None:
+    """Why a model was not loaded as asked; ``None``: it was. ``errors``: what was logged."""
+    for line in errors:
+        if "mlock" in line:  # it is loaded, but not locked
+            said = line.splitlines()[0].removeprefix("warning: ")
+            return (
+                f"its weights cannot be locked ({said}): raise the limit of locked memory "
+                "(ulimit -l unlimited, LimitMEMLOCK=infinity of systemd), or leave --mlock out"
+            )
+    if model:
+        return None
+    return errors[-1] if errors else "llama.cpp gave no reason"

@@ -26,6 +26,7 @@ from .llama_abi import (
     BackendDevice,
     library_identity,
     llama_errors,
+    load_failure,
     native_flag_reader,
     silence_llama_log,
 )
@@ -167,9 +168,7 @@ class LlamaRunner:
             raise raised[0]
         if stopped.is_set():
             raise LoadingStopped
-        if not self._model:
-            self._model = None
-            reason = errors[-1] if errors else "llama.cpp gave no reason"
+        if (reason := load_failure(self._model, errors)) is not None:
             raise ModelLoadError(f"{spec.path} cannot be loaded: {reason}")
         if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(
             self._model

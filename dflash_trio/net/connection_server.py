@@ -20,6 +20,7 @@ from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import ASGIFramework
 
 from .connection import Connection
+from .descriptors import patient_listeners
 from .error_response import raw_error_response
 from .h11_protocol import MAX_HEADER_BYTES
 from .listener import SEND_BUFFER_BYTES, BoundListeners
@@ -117,7 +118,7 @@ class ConnectionServer:
 
         Started with the listeners' addresses. Cancelling it cuts every connection. No error of a
         connection gets here; an error of accept(2) itself does, after the listeners are closed,
-        unless it is a shortage (of descriptors, of memory): then trio logs it and tries again.
+        unless it is a shortage (of descriptors, of memory): new clients wait then.
         Call it once.
         """
         try:
@@ -135,7 +136,9 @@ class ConnectionServer:
             with self._accepting:
                 await trio.serve_listeners(
                     self._serve_connection,
-                    self._listeners.trio_listeners(),
+                    patient_listeners(
+                        self._listeners.trio_listeners(), lambda: len(self._connections)
+                    ),
                     handler_nursery=connections,
                 )
         except* trio.ClosedResourceError:
@@ -233,18 +236,28 @@ class ConnectionServer:
             transport.abort()
 
 
+class EncryptedKey(Exception):
+    """A private key that wants a password, and none was given."""
+
+
 def server_ssl_context(
     certificate: str, key: str, *, password: str | None = None
 ) -> ssl.SSLContext:
     """A server's TLS context from PEM files: TLS 1.2 and later, ALPN offering HTTP/1.1 only.
 
     OSError or ssl.SSLError when a file cannot be read or does not hold what it should.
+    EncryptedKey without a *password* for a key that wants one.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key, password)
+    context.load_cert_chain(certificate, key, _no_password if password is None else password)
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+def _no_password() -> str:
+    # OpenSSL would ask on the terminal, where a server has nobody, and wait for ever.
+    raise EncryptedKey
 
 
 def _hypercorn_config(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
-from .api.access import is_loopback
+from .api.access import LOCALHOST
 from .cli.model_card import TURN_ENDS
 from .cli.option_table import OPTIONS
 from .config import PROMPT_LOOKUP, ModelConfig, ServerConfig
@@ -25,6 +25,7 @@ from .engine.drafting.prompt_lookup import LONGEST as PROMPT_LOOKUP_LONGEST
 from .engine.memory_plan import Need, Needs
 from .engine.model_file import ModelFile
 from .engine.placement import Placed, demand_of
+from .net.listener import loopback_in_numbers
 from .routing.model_defaults import resolve_defaults
 from .trace_settings import TraceSettings
 
@@ -78,6 +79,8 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
     """Of the launch as a whole; each model has its own."""
     traces: TraceSettings = field(factory=TraceSettings)
+    on_loopback: bool | None = None
+    """Whether what was bound is loopback only; ``None``: nothing is bound yet."""
 
     @property
     def memory(self) -> Mapping[str, int]:
@@ -104,7 +107,30 @@ class LaunchPlan:
         for model in self.models:
             yield from (f"{model.config.block_label}: {line}" for line in model.warnings)
         yield from self.warnings
+        yield from self._access_warnings()
         yield from self.traces.warnings
+
+    def _access_warnings(self) -> Iterator[str]:
+        listener = self.config.listener
+        # A socket's file is reached by its owner only.
+        if listener.api_keys or listener.host.startswith("unix:"):
+            return
+        local = self.on_loopback
+        if local is None:
+            local = loopback_in_numbers(listener.host)
+        if local is None and listener.host.lower().rstrip(".") == LOCALHOST:
+            local = True
+        if local is None:
+            # The resolver may be far away and slow: a start asks it anyway, and then tells.
+            yield (
+                f"there is no API key: unless --host {listener.host} stands for this machine's "
+                "loopback only, whoever can reach it may use it"
+            )
+        elif not local:
+            yield (
+                f"there is no API key, and --host {listener.host} can be reached from other "
+                "machines: whoever can reach it may use it"
+            )
 
 
 def _on_devices(devices: Sequence[str], needs: Needs) -> tuple[tuple[str, Need], ...]:
@@ -233,12 +259,4 @@ def _launch_warnings(
         yield (
             f"{names} are on the same {cores} cores with {threads} threads together: while more "
             "than one of them generates, each is much slower; give them fewer --threads"
-        )
-    host = config.listener.host
-    # A socket's file is reached by its owner only.
-    local = host.startswith("unix:") or is_loopback(host)
-    if not config.listener.api_keys and not local:
-        yield (
-            f"there is no API key, and --host {host} can be reached from other machines: whoever "
-            "can reach it may use it"
         )

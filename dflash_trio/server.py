@@ -22,9 +22,10 @@ from collections.abc import AsyncIterable, Callable, Sequence
 from functools import partial
 from typing import NoReturn
 
+import attrs
 import trio
 
-from .api.access import AccessPolicy, is_loopback
+from .api.access import AccessPolicy
 from .api.app import DflashApp
 from .api.cors import CorsPolicy
 from .api.generating import FIRST_BYTE_PATIENCE, KEEP_ALIVE_INTERVAL
@@ -103,6 +104,8 @@ def serve(
         listeners = bind(config)
     except StartupError as error:
         return _fail(error)
+    if plan is not None:
+        plan = attrs.evolve(plan, on_loopback=listeners.on_loopback)
     sys.setswitchinterval(SWITCH_INTERVAL)
     traces = start_traces(settings)
     give_large_blocks_back()
@@ -238,8 +241,9 @@ class Server:
             access=AccessPolicy(
                 api_keys=listener.api_keys,
                 # A web page can reach a loopback port, but no socket file.
-                local_only=not listener.api_keys and is_loopback(listener.host),
+                local_only=not listener.api_keys and self._listeners.on_loopback,
                 cors=CorsPolicy(listener.cors_origins),
+                own_name=listener.host,
             ),
             max_body_bytes=listener.max_body_bytes,
             stall_timeout=listener.client_stall_timeout,

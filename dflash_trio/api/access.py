@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from urllib.parse import urlsplit
 
 from attrs import field, frozen
 from werkzeug.datastructures import Headers
 
+from ..net.listener import is_loopback
 from .cors import CorsPolicy, is_preflight
 from .error_responses import ErrorAnswer, http_answer
 
 OPEN_PATHS = frozenset({"", "/health", "/v1/health"})
 PAGE_FILES = "/page/"
 """Where the status page's own files are: the same for everybody, and without any data."""
+
+LOCALHOST = "localhost"
+
+
+def _comparable(host: str) -> str:
+    return host.lower().rstrip(".")
 
 
 def is_open_path(path: str) -> bool:
@@ -24,11 +30,16 @@ def is_open_path(path: str) -> bool:
 
 @frozen
 class AccessPolicy:
-    """The listener's rules. ``local_only``: bound to loopback, so foreign pages are refused."""
+    """The listener's rules.
+
+    ``local_only``: bound to loopback, so foreign pages are refused. ``own_name``: what the operator
+    called that address, which is local then too; empty: nothing.
+    """
 
     api_keys: tuple[bytes, ...]
     local_only: bool
     cors: CorsPolicy = field(factory=CorsPolicy)
+    own_name: str = field(default="", converter=_comparable)
 
     def refusal(self, method: str, path: str, headers: Headers) -> ErrorAnswer | None:
         """Why a request is not let in; ``None`` when it is."""
@@ -47,13 +58,20 @@ class AccessPolicy:
             # DNS rebinding: a page of some site, whose name now resolves to this machine.
             host, origin = headers.get("Host"), headers.get("Origin")
             # An HTTP/1.0 client may send none, which arrives as an empty one. Browsers always do.
-            if host and not _is_local_host(host):
+            if host and not self._is_local(f"//{host}"):
                 return http_answer(
                     403, "This server answers to local host names only; set an API key to open it."
                 )
-            if origin is not None and not (_is_local_origin(origin) or self.cors.names(origin)):
+            if origin is not None and not (self._is_local(origin) or self.cors.names(origin)):
                 return http_answer(403, "Requests of web pages from elsewhere are not answered.")
         return None
+
+    def _is_local(self, url: str) -> bool:
+        try:
+            name = _comparable(urlsplit(url).hostname or "")
+        except ValueError:
+            return False
+        return name != "" and (name in (LOCALHOST, self.own_name) or is_loopback(name))
 
     def _has_key(self, headers: Headers) -> bool:
         """Compared as bytes, each with every key, in time that does not tell where they differ."""
@@ -73,29 +91,3 @@ class AccessPolicy:
             for key in self.api_keys:
                 granted |= hmac.compare_digest(raw, key)
         return granted
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or name is this machine's own, reachable from nowhere else."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_local_host(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname
-    except ValueError:
-        return False
-    return name is not None and is_loopback(name)
-
-
-def _is_local_origin(origin: str) -> bool:
-    try:
-        name = urlsplit(origin).hostname
-    except ValueError:
-        return False
-    return name is not None and is_loopback(name)

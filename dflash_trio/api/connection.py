@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dflash_trio.api")
 
+_WITH_BODY = frozenset({"POST"})
+"""Methods whose routes read the body."""
+
 _SCOPE_KEY = "dflash_trio.request_scope"
 
 
@@ -73,6 +76,10 @@ class RequestConnection(TrioASGIHTTPConnection):
             message = await receive()
             if message["type"] == "http.disconnect":
                 record.client_left()
+            elif message["type"] == "http.request" and self.scope["method"] not in _WITH_BODY:
+                # The framework would keep it for as long as the response lasts, and an event stream
+                # has no end. It is read all the same: the connection goes on behind it.
+                return {**message, "body": b""}
             return message
 
         async def send_and_release(message: ASGISendEvent) -> None:

@@ -174,8 +174,8 @@ def _draft_device(text: str) -> DevicePlacement | str | None:
 def _host(text: str) -> str:
     if not text:
         raise BadValue("is empty")
-    if not text.isprintable() or any(letter.isspace() for letter in text):
-        raise BadValue("has blanks or characters that do not print")
+    if not text.isprintable():
+        raise BadValue("has characters that do not print")
     if text.startswith("unix:"):
         path = text.removeprefix("unix:")
         if not path:
@@ -184,6 +184,8 @@ def _host(text: str) -> str:
         if len(path.encode("utf-8", "surrogateescape")) > 107:
             raise BadValue("has a path longer than the 107 bytes of a Unix socket")
         return text
+    if " " in text:  # the only blank that counts as printable
+        raise BadValue("has blanks")
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if "/" in host or not host:
         raise BadValue("is no address")
@@ -202,10 +204,44 @@ def _is_ipv6(text: str) -> bool:
     return True
 
 
+def _is_ipv4(text: str) -> bool:
+    from ipaddress import AddressValueError, IPv4Address
+
+    try:
+        IPv4Address(text)
+    except AddressValueError:
+        return False
+    return True
+
+
+_ORIGIN = re.compile(
+    r"(https?)://(?:([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.?)|\[([^\]]*)\])(?::([1-9][0-9]{0,4}))?"
+)
+_NUMERIC_NAME = re.compile(r"(?:^|\.)(?:[0-9]+|0[xX][0-9A-Fa-f]*)\.?$")
+
+
 def _origin(text: str) -> str:
-    if text != "*" and not re.fullmatch(r"https?://[!-.0-~]+", text):
+    """As browsers write it, or it would match none: no path, no user, and numbers in one form."""
+    if text == "*":
+        return text
+    if "*" in text:
+        raise BadValue("has a * within, and the only wildcard is * alone")
+    parts = _ORIGIN.fullmatch(text)
+    if parts is None:
         raise BadValue("is no origin")
-    return text
+    scheme, name, bracketed, port = parts.groups()
+    if port is not None and int(port) > 65535:
+        raise BadValue("has no port from 1 to 65535")
+    if bracketed is not None:
+        from ipaddress import IPv6Address
+
+        if "%" in bracketed or not _is_ipv6(bracketed):
+            raise BadValue("has no IPv6 address in its brackets")
+        name = f"[{IPv6Address(bracketed).compressed}]"
+    elif _NUMERIC_NAME.search(name) and not _is_ipv4(name):
+        # Browsers read such a name as an address, and write 127.1 as 127.0.0.1.
+        raise BadValue("has no IPv4 address in its usual form")
+    return f"{scheme}://{name}" + (f":{port}" if port else "")
 
 
 def _curve_point(text: str) -> tuple[int, float]:
@@ -258,7 +294,9 @@ DIRECTORY_OR_OFF = ValueType("DIR|off", "a folder's path or off", _path_or_off, 
 NAME = ValueType("NAME", f"1 to {NAME_CHARACTERS} printable characters, not only blanks", _name)
 API_KEY = ValueType("KEY", "a key that an HTTP header can carry", _api_key)
 HOST = ValueType("ADDRESS", "an IP address, a host name or unix:/path", _host)
-ORIGIN = ValueType("ORIGIN", "scheme://host[:port] with http or https, or *", _origin)
+ORIGIN = ValueType(
+    "ORIGIN", "scheme://host[:port] with http or https and nothing else, or * alone", _origin
+)
 DEVICE = ValueType("BACKEND:N", _DEVICES, _device, words=_SOME_DEVICES)
 DEVICE_OR_AUTO = ValueType(
     "BACKEND:N|auto", f"auto or {_DEVICES}", _device_or_auto, words=("auto", *_SOME_DEVICES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import socket
 import stat
@@ -65,6 +66,11 @@ class BoundListeners:
         scheme = "https" if tls else "http"
         self.addresses: tuple[str, ...] = tuple(_url(sock, scheme) for sock in self._sockets)
         """Where we listen, for people: URLs, or ``unix:/path``."""
+        self.on_loopback = all(
+            sock.family != socket.AF_UNIX and is_loopback(sock.getsockname()[0])
+            for sock in self._sockets
+        )
+        """Every address is this machine's loopback, whatever it was called. Not a Unix socket."""
         self.closed = False
         self._unix_path = unix_path
         # Which file is ours: a successor may have put its own in the same place by the time we
@@ -89,6 +95,28 @@ class BoundListeners:
                 os.unlink(self._unix_path)
         for sock in self._sockets:
             sock.close()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an IP address in its usual form is reached from its own machine only."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
+def loopback_in_numbers(host: str) -> bool | None:
+    """The same of whatever the system reads as an address (127.1, 0x7f000001), asking nobody.
+
+    ``None``: it is a name, and only the resolver knows.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        return None
+    return all(is_loopback(str(sockaddr[0])) for *_, sockaddr in found)
 
 
 def bind_listeners(

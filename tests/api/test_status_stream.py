@@ -3,9 +3,12 @@ watches, or has stopped to, costs anybody anything."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -197,6 +200,37 @@ async def test_asking_for_its_headers_only_has_an_end_and_takes_no_place() -> No
         for _ in range(MAX_STREAMS + 1):
             head = await request(server.port, "HEAD", STREAM)
             assert (head.status, head.body) == (200, b"")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+async def test_a_body_that_comes_with_the_request_is_kept_nowhere() -> None:
+    def resident(pid: int) -> int:
+        """Bytes of memory that a process has."""
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    size = 24 * 2**20
+    head = f"GET {STREAM} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size + 1}\r\n\r\n"
+    with scripted_process({}) as server:
+        await server.until_ready()
+        async with contextlib.AsyncExitStack() as stack:
+            before = resident(server.process.pid)
+            for _ in range(4):
+                exchange = await stack.enter_async_context(connect(server.port))
+                with trio.fail_after(PATIENCE):
+                    await exchange.stream.send_all(head.encode() + b"x" * size)
+                    answered = await exchange.stream.receive_some()
+                assert answered.startswith(b"HTTP/1.1 200")
+            # The sockets' buffers, which are not the process's, hold some of it, but not most.
+            assert resident(server.process.pid) - before < 2 * size
+
+
+async def test_a_body_that_nobody_wants_does_not_end_the_connection() -> None:
+    async with running(one_model()) as server, connect(server.port) as exchange:
+        for method in ("GET", "HEAD", "OPTIONS", "GET"):
+            answered = await exchange.request(method, "/status/json", b"hello")
+            assert (answered.status, answered.complete) == (200, True)
+        unasked = await exchange.request("HEAD", STREAM, b"{}", expect="100-continue")
+        assert unasked.status == 200
 
 
 async def test_there_are_only_so_many_and_who_leaves_makes_room() -> None:

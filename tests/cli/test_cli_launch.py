@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -368,14 +369,26 @@ def test_what_is_no_device_is_refused_with_the_backends(text: str) -> None:
         ("fe80::1%eth0", "fe80::1%eth0"),
         ("localhost", "localhost"),
         ("unix:/run/x.sock", "unix:/run/x.sock"),
+        ("unix:/my run/x y.sock", "unix:/my run/x y.sock"),
     ],
 )
 def test_hosts_are_addresses_names_or_unix_sockets(text: str, host: str) -> None:
-    assert parse(f"a.gguf --host {text}").config.listener.host == host
+    assert parse(shlex.join(["a.gguf", "--host", text])).config.listener.host == host
 
 
 @pytest.mark.parametrize(
-    "text", ["", "unix:", "unix:" + "x" * 108, "127.0.0.1:80", "http://x", "a b", "[]", "x\ny"]
+    "text",
+    [
+        "",
+        "unix:",
+        "unix:" + "x" * 108,
+        "127.0.0.1:80",
+        "http://x",
+        "a b",
+        "[]",
+        "x\ny",
+        "unix:/x\ny",
+    ],
 )
 def test_what_is_no_host_is_refused(text: str) -> None:
     assert refusal_of(["a.gguf", "--host", text]).startswith("--host ")
@@ -598,6 +611,16 @@ def test_list_devices_needs_no_model() -> None:
         ("--target-layer-split", ["1", "1,0", "1,x", "1,nan"]),
         ("--kvflash", ["off", "1.5"]),
         ("--cors-origin", ["example.org", "https://", "ftp://x", "https://a/b", "null"]),
+        (
+            "--cors-origin",
+            ["http://user@x", "http://x?y", "http://x#y", r"http://a\b", "http://a b"],
+        ),
+        (
+            "--cors-origin",
+            ["http://a:", "http://a:0", "http://a:080", "http://a:65536", "http://:1"],
+        ),
+        ("--cors-origin", ["http://[x]", "http://[::1%lo]", "http://[::1", "http://::1", "**"]),
+        ("--cors-origin", ["http://127.1", "http://0x7f000001", "http://1.2.3.4."]),
         ("--api-key", ["\ud800"]),
     ],
 )
@@ -606,6 +629,29 @@ def test_a_value_out_of_form_is_refused_with_the_form(flag: str, texts: list[str
         message = refusal_of([flag, text, "--model-name", "x"])
         assert message.startswith(f"{flag} ")
         assert ": write " in message
+
+
+@pytest.mark.parametrize(
+    ("text", "origin"),
+    [
+        ("*", "*"),
+        ("https://a-b.my_host.example:65535", "https://a-b.my_host.example:65535"),
+        ("http://192.0.2.1:3000", "http://192.0.2.1:3000"),
+        ("http://3com.example1", "http://3com.example1"),
+        ("http://[::1]:3000", "http://[::1]:3000"),
+        ("http://[0:0::1]", "http://[::1]"),
+    ],
+)
+def test_origins_are_kept_as_browsers_write_them(text: str, origin: str) -> None:
+    config = parse(shlex.join(["a.gguf", "--cors-origin", text])).config
+    assert config.listener.cors_origins == (origin,)
+
+
+@pytest.mark.parametrize("text", ["https://*.example.com", "http://*", "http://localhost:*"])
+def test_an_origin_with_a_wildcard_is_refused_naming_the_only_one(text: str) -> None:
+    message = refusal_of(["a.gguf", "--cors-origin", text])
+    assert message.startswith(f"--cors-origin {text} has a * within")
+    assert "the only wildcard is * alone" in message
 
 
 def test_a_path_too_long_to_open_is_refused() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from dflash_trio.net import BindError, bind_listeners
-from dflash_trio.net.listener import SEND_BUFFER_BYTES
+from dflash_trio.net import BindError, bind_listeners, listener
+from dflash_trio.net.listener import SEND_BUFFER_BYTES, loopback_in_numbers
 from tests.net.net_helpers import PLAIN_REQUEST, Client, running_server
 from tests.support.http_client import PATIENCE
 
@@ -73,6 +73,47 @@ def test_a_name_is_bound_on_all_its_addresses_with_one_port(
         f"http://127.0.0.1:{listeners.port}",
         f"http://127.0.0.2:{listeners.port}",
     )
+    listeners.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "on_loopback"),
+    [("127.1", True), ("0x7f000001", True), ("2130706433", True), ("0.0.0.0", False)],
+)
+def test_loopback_is_judged_by_what_is_bound(host: str, on_loopback: bool) -> None:
+    listeners = bind_listeners(host, 0)
+    assert listeners.on_loopback == on_loopback
+    listeners.close()
+    assert loopback_in_numbers(host) == on_loopback
+
+
+def test_a_name_is_on_loopback_if_all_its_addresses_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for addresses, on_loopback in (
+        (("127.0.0.1", "127.0.0.2"), True),
+        (("127.0.0.1", "0.0.0.0"), False),
+    ):
+        with monkeypatch.context() as patch:
+            resolve_to(patch, *addresses)
+            # Of two that overlap only one could be bound on one port.
+            patch.setattr(listener, "_listen_tcp", bind_anywhere)
+            listeners = bind_listeners("twofold", 0)
+        assert listeners.on_loopback == on_loopback
+        listeners.close()
+
+
+def bind_anywhere(family: int, address: str, port: int, backlog: int) -> socket.socket:
+    sock = socket.socket(family)
+    sock.bind((address, 0))
+    return sock
+
+
+def test_only_the_resolver_knows_about_a_name(tmp_path: Path) -> None:
+    for name in ("localhost", "no-such-host.invalid", "x" * 300, "1.2.3.4.5"):
+        assert loopback_in_numbers(name) is None
+    assert loopback_in_numbers("::1")
+    assert not loopback_in_numbers("::")
+    listeners = bind_listeners(f"unix:{tmp_path}/s", 0)
+    assert not listeners.on_loopback
     listeners.close()
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from pathlib import Path
 
+import attrs
 import pytest
 
-from dflash_trio import launch_checks
+from dflash_trio import launch_checks, server
 from dflash_trio.cli import parse_command_line
 from dflash_trio.config import ServerConfig
 from dflash_trio.engine import placement
@@ -16,6 +19,7 @@ from dflash_trio.engine.llama_abi import BackendDevice
 from dflash_trio.engine.memory_plan import MIB
 from dflash_trio.launch_checks import StartupError, resolve_launch
 from dflash_trio.launch_plan import LaunchPlan
+from dflash_trio.net.listener import bind_listeners
 from dflash_trio.plan_text import banner, load_detail, render_check, render_json
 from tests.engine.written_models import write_model
 from tests.support.written_drafts import (
@@ -56,6 +60,65 @@ def test_a_model_that_takes_its_defaults_warns_of_nothing(model: str) -> None:
     assert list(plan.lines_of_warning()) == []
     assert (each.context.max_ctx, each.context.slots, each.context.pool) == (4096, 1, 4096)
     assert (each.threads, each.partitioned, each.devices) == (CORES, True, ("cpu:0",))
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        ("127.1", None),
+        ("0x7f000001", None),
+        ("2130706433", None),
+        ("LocalHost.", None),
+        ("unix:/x", None),
+        ("0.0.0.0", "--host 0.0.0.0 can be reached from other machines"),
+        ("::", "--host :: can be reached from other machines"),
+        ("my.name", "unless --host my.name stands for this machine's loopback only"),
+    ],
+)
+def test_who_may_reach_it_without_a_key_is_told_however_the_address_is_spelled(
+    model: str, host: str, says: str | None
+) -> None:
+    words = (model, "--target-device=cpu:0", f"--host={host}")
+    told = warnings_of(*words)
+    assert len(told) == (says is not None)
+    assert all(says in line for line in told if says)
+    assert warnings_of(*words, "--api-key=k") == []
+
+
+@pytest.mark.parametrize("on_loopback", [True, False])
+def test_once_it_is_bound_the_address_and_not_the_name_decides(
+    model: str, on_loopback: bool
+) -> None:
+    plan = plan_of(model, "--target-device=cpu:0", "--host=my.name")
+    told = list(attrs.evolve(plan, on_loopback=on_loopback).lines_of_warning())
+    assert ["my.name can be reached from other machines" in line for line in told] == (
+        [] if on_loopback else [True]
+    )
+
+
+def test_a_start_warns_by_what_it_has_bound(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Told:
+        """A server that only hears what it would tell."""
+
+        abandoned_engines = ()
+
+        def __init__(self, *_: object, plan: LaunchPlan, **__: object) -> None:
+            told.extend(plan.lines_of_warning())
+
+        async def run(self) -> int:
+            return 0
+
+    plan = plan_of(model, "--target-device=cpu:0", "--host=my.name", "--port=0")
+    assert len(list(plan.lines_of_warning())) == 1
+    monkeypatch.setattr(server, "Server", Told)
+    monkeypatch.setattr(server, "bind", lambda _: bind_listeners("127.0.0.1", 0))
+    monkeypatch.setattr(server, "give_large_blocks_back", lambda: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert server.serve(plan.config, [], plan) == 0
+    assert told == []
 
 
 def test_every_value_of_a_model_is_there_for_machines(model: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from .bad_constraint import BadConstraint, quoted
-from .patterns import check_pattern
+from .number_bounds import settle_bounds
+from .patterns import check_pattern, engine_pattern
 
 MAX_BYTES = 262_144
 """Of a schema, written as JSON."""
@@ -66,6 +67,7 @@ def enforceable(source: Any) -> dict[str, Any]:
     reading = _Reading()
     schema = reading.schema(source, ())
     reading.check_refs()
+    settle_bounds(reading.places, _wrong)
     if schema is True:
         schema = {}
     if schema is False or not _ends(schema, reading.places, reading.refs):
@@ -163,7 +165,10 @@ class _Reading:
         named = self.named_schemas(value, at)
         for pattern in named:
             check_pattern(pattern, schema=True)
-        return named
+        kept = {engine_pattern(pattern): item for pattern, item in named.items()}
+        if len(kept) < len(named):
+            raise _wrong(at, "patterns that do not overlap")
+        return kept
 
     def ref(self, value: Any, at: Pointer) -> str:
         if not isinstance(value, str):
@@ -227,7 +232,7 @@ class _Reading:
         if not isinstance(value, str):
             raise _wrong(at, "a string")
         check_pattern(value, schema=True)
-        return value
+        return engine_pattern(value)
 
     def format(self, value: Any, at: Pointer) -> str:
         if not isinstance(value, str) or value not in FORMATS:

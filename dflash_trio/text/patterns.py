@@ -16,6 +16,12 @@ _COUNT_BEFORE = re.compile(r"\{\d+(?:,\d*)?\}\Z")
 _GROUP = re.compile(r"\(\?(?::|<[A-Za-z_]\w*>)")
 _ECMA_LETTERS = "dDwWsSnrtfvxupPbB"
 """Letters that may follow a backslash; ``b`` and ``B`` are refused when it is compiled."""
+_ESCAPED = re.compile(r"(?s)\\.")
+_WORDS = re.compile(r"(?s)\\.|\[(?:\\.|[^\]\\])*\]|\.")
+"""What is or has a word of an expression; a dot in a class stands for itself."""
+_SPACE = r"\t-\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+# The engine's dot leaves out \n alone, and its space is Unicode's: U+0085 is one, U+FEFF is not.
+_ECMA_WORDS = {".": r"[^\n\r\u2028\u2029]", r"\s": f"[{_SPACE}]", r"\S": f"[^{_SPACE}]"}
 
 
 def check_pattern(pattern: str, *, schema: bool) -> None:
@@ -84,6 +90,18 @@ def _check_counts(counted: re.Match[str] | None, shown: str) -> None:
     for count in counted.groups() if counted else ():
         if count and (len(count) > 7 or int(count) > MAX_REPEAT):
             raise BadConstraint(f"the pattern {shown} repeats more than {MAX_REPEAT} times")
+
+
+def engine_pattern(pattern: str) -> str:
+    """A checked expression of a schema, with JavaScript's words spelled out for the engine."""
+    return _WORDS.sub(_spelled_out, pattern)
+
+
+def _spelled_out(found: re.Match[str]) -> str:
+    text = found.group()
+    if text[0] == "[":
+        return "[" + _ESCAPED.sub(_spelled_out, text[1:])
+    return _ECMA_WORDS.get(text, text)
 
 
 def pattern_source(pattern: str) -> str:

@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if launch.action == "version":
         say(f"{PROGRAM} {__version__}\n")
         return 0
-    for warning in launch.warnings:
+    # As JSON, where each line is to be an object: then the server logs them.
+    logged = launch.action == "serve" and launch.config.log_format == "json"
+    for warning in () if logged else launch.warnings:
         complain(f"{PROGRAM}: warning: {warning}\n")
 
     # The server brings trio, quart and llama.cpp with it: help and refusals do without.
@@ -46,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return list_devices()
     if launch.action == "check":
         return check_launch(launch.config)
-    return run_server(launch.config)
+    return run_server(launch.config, launch.warnings if logged else ())
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def _places(config: ServerConfig) -> tuple[list[ModelFile], list[Placed]]:
             drafts.append(draft)
         except ModelFileError as error:
             raise StartupError(f"{model.block_label}: {error}") from error
-        _check_template(model)
+        _check_template(model, files[-1])
         _check_disk_cache(model)
     try:
         return files, place_models(config.models, files, drafts)
@@ -109,15 +109,19 @@ def read_template(model: ModelConfig) -> str | None:
         ) from error
 
 
-def _check_template(model: ModelConfig) -> None:
-    """Compile the operator's own template, before anything is loaded for it."""
-    source = read_template(model)
+def _check_template(model: ModelConfig, file: ModelFile) -> None:
+    """Compile the operator's own template, or else the file's, before anything is loaded for it."""
+    own = read_template(model)
+    source = file.chat_template if own is None else own
     if source is None:
         return
     try:
         ChatTemplate(source, bos_token="", eos_token="", label=model.block_label)
     except TemplateError as error:
-        raise StartupError(f"{error}: see {model.chat_template_file}") from error
+        where = f"see {model.chat_template_file}"
+        if own is None:
+            where = f"it is {file.path}'s own: give another one with --chat-template-file"
+        raise StartupError(f"{error}: {where}") from error
 
 
 def _check_disk_cache(model: ModelConfig) -> None:

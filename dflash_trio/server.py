@@ -67,9 +67,11 @@ EXIT_MARGIN = 5.0
 # ------------------------------------------------------------------------------ entry points
 
 
-def run_server(config: ServerConfig) -> int:
-    """Serve until told to stop; the process's exit code. Blocks."""
+def run_server(config: ServerConfig, warnings: Sequence[str] = ()) -> int:
+    """Serve until told to stop; the process's exit code. Blocks. ``warnings`` are logged first."""
     set_up_logging(config.log_format, config.log_level)
+    for warning in warnings:
+        log.warning("%s", warning)
     try:
         plan = resolve_launch(config)
     except StartupError as error:

@@ -54,12 +54,12 @@ _PLACEMENT = (
 )
 
 _CAPACITY = (
-    _model("max-ctx", takes=values.TOKENS, default="min(trained context, 8192)", field="max_ctx",
+    _model("max-ctx", takes=values.CONTEXT, default="min(trained context, 8192)", field="max_ctx",
            help="Tokens that one sequence may hold, prompt and reply together."),
     # llama.cpp knows at most 256 sequences in a context.
     _model("max-concurrency", takes=integer(1, 256), default="1", field="max_concurrency",
            help="Sequences that the model generates at a time."),
-    _model("kv-pool-tokens", takes=integer(1, 2**31 - 1), default="max-ctx x max-concurrency",
+    _model("kv-pool-tokens", takes=integer(2, 2**31 - 1), default="max-ctx x max-concurrency",
            field="kv_pool_tokens", help="KV cells that the model's sequences share."),
     _model("decode-headroom", takes=values.TOKENS, default="128", field="decode_headroom",
            help="Cells that admission promises a sequence beyond its prompt."),

@@ -92,7 +92,7 @@ def number(minimum: float, maximum: float, *, above: bool = False, metavar: str 
 
 
 def _plain(bound: float) -> str:
-    return str(int(bound)) if bound == int(bound) else str(bound)
+    return f"{bound:.6f}".rstrip("0").rstrip(".")
 
 
 def choice(*allowed: str) -> ValueType:
@@ -280,10 +280,13 @@ _CURVE_TOKENS = integer(0, 2**24)
 
 TOKENS = integer(1, 2**24)
 """A count of tokens that has to be something."""
+CONTEXT = integer(2, 2**24)
+"""Cells of a sequence: a prompt has at least one token, and an answer."""
 TOKEN_BUDGET = integer(0, 2**24)
 """A count of tokens that may be nothing."""
 RATIO = number(0, 1, above=True)
-POSITIVE = number(0, 1e9, above=True)
+POSITIVE = number(1e-6, 1e9)
+"""Far from where single precision ends: what is too small for it would count as none."""
 SECONDS = number(0, 1e9, metavar="S")
 SECONDS_ABOVE_ZERO = number(0, 1e9, above=True, metavar="S")
 PATH = ValueType("PATH", "a path", _path)

@@ -81,6 +81,7 @@ class GgufSummary:
     vocabulary has as ``tokenizer.ggml.tokens``."""
     tensors: tuple[tuple[str, int], ...] = ()
     """Names and bytes."""
+    chat_template: str | None = field(default=None, hash=False)
 
 
 def read_gguf_header(path: str) -> GgufSummary | None:
@@ -108,6 +109,10 @@ def read_gguf_header(path: str) -> GgufSummary | None:
         key = find_key(context, b"general.architecture")
         if key >= 0 and key_type(context, key) == string_type:
             architecture = get_str(context, key).decode("utf-8", "replace")
+        template = None
+        key = find_key(context, b"tokenizer.chat_template")
+        if key >= 0 and key_type(context, key) == string_type:
+            template = get_str(context, key).decode("utf-8", "replace")
         splits = 1
         key = find_key(context, b"split.count")
         if key >= 0 and key_type(context, key) == uint16_type:
@@ -125,6 +130,7 @@ def read_gguf_header(path: str) -> GgufSummary | None:
             splits,
             _numbers(context, architecture),
             tensors,
+            template,
         )
     finally:
         free(context)

@@ -35,6 +35,8 @@ class ModelFile:
     parts: tuple[str, ...]
     size_bytes: int
     shape: ModelShape = field(hash=False)
+    chat_template: str | None = field(default=None, hash=False)
+    """Its own; ``None``: it brings none."""
 
 
 def check_model_file(path: str) -> ModelFile:
@@ -68,7 +70,8 @@ def check_model_file(path: str) -> ModelFile:
             tensors += check_whole_file(part).tensors
             parts.append(part)
     shape = model_shape(architecture, summary.facts, tensors)
-    return ModelFile(path, architecture, tuple(parts), sum(map(os.path.getsize, parts)), shape)
+    size = sum(map(os.path.getsize, parts))
+    return ModelFile(path, architecture, tuple(parts), size, shape, summary.chat_template)
 
 
 def check_whole_file(path: str) -> GgufSummary:

@@ -19,7 +19,7 @@ ONE_VALUE = [option for option in OPTIONS if option.only_value]
 
 # One value in good form for each metavar; options that need another are named below.
 _BY_METAVAR = {
-    "N": "1",
+    "N": "2",
     "X": "0.5",
     "S": "3",
     "GIB": "2.5",
@@ -64,7 +64,7 @@ OUT_OF_RANGE = {
     "chunk": ("0", "65537"),
     "threads": ("0",),
     "gpu-layers": ("-1",),
-    "rope-freq-base": ("0", "nan"),
+    "rope-freq-base": ("0", "1e-50", "nan"),
     "rope-freq-scale": ("0", "inf"),
     "default-max-tokens": ("0",),
     "hard-limit-reply-budget": ("-1",),

@@ -55,9 +55,9 @@ def test_the_first_block_begins_before_its_path(line: str) -> None:
 
 
 def test_a_model_behind_a_bare_path_is_the_second_one() -> None:
-    launch = parse("--load-balancing --max-ctx 1 a.gguf --model b.gguf --max-ctx 2")
+    launch = parse("--load-balancing --max-ctx 3 a.gguf --model b.gguf --max-ctx 2")
     assert [(model.path, model.max_ctx) for model in launch.config.models] == [
-        ("a.gguf", 1),
+        ("a.gguf", 3),
         ("b.gguf", 2),
     ]
 

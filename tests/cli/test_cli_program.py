@@ -44,7 +44,7 @@ def test_each_action_runs_and_its_exit_code_is_the_program_s(server: list[object
     assert main(["a.gguf"]) == 5
     assert main(["a.gguf", "--check"]) == 6
     assert main(["--list-devices"]) == 7
-    assert server == [("run", config), ("check", config), ("list",)]
+    assert server == [("run", config, ()), ("check", config), ("list",)]
 
 
 def test_an_error_is_one_line_on_stderr_and_exit_2(
@@ -66,6 +66,17 @@ def test_a_warning_is_one_line_on_stderr(
     assert out == ""
     assert err.startswith("dflash-server: warning: load balancing is off: model block 2 (b) ")
     assert err.count("\n") == 1
+
+
+def test_where_the_log_is_json_a_warning_is_logged_and_no_plain_line(
+    server: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["a.gguf", "--model", "b.gguf", "--log-format", "json"]
+    launch = parse_command_line(line, {})
+    assert launch.warnings
+    assert main(line) == 5
+    assert capsys.readouterr().err == ""
+    assert server == [("run", launch.config, launch.warnings)]
 
 
 @pytest.mark.parametrize("line", [["--help"], ["--bogus", "--help"], ["--version", "--help"],

@@ -19,6 +19,7 @@ def write_model(
     facts: Mapping[str, Value] | None = None,
     layer_tensors: Mapping[str, int] | None = None,
     others: Mapping[str, int] | None = None,
+    chat_template: str | None = None,
 ) -> Path:
     """A file with ``facts`` in its header (without the architecture's name) and tensors of zeros.
 
@@ -43,6 +44,8 @@ def write_model(
             writer.add_float32(name, value)
         else:
             writer.add_array(name, value)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     sizes = {"token_embd.weight": 100, "output.weight": 50} if others is None else dict(others)
     for number in range(layers):
         for name, size in (layer_tensors or {"attn_k.weight": 10}).items():

@@ -446,3 +446,18 @@ def test_trees_make_all_slots_share_the_cells_and_are_in_the_plan(
     assert ours["memory"][0]["computing"] > theirs["memory"][0]["computing"]
     assert ours["memory"][0]["kv_cache"] == theirs["memory"][0]["kv_cache"]
     assert "dflash on cpu:0, in trees of at most 12 tokens" in render_check(trees)
+
+
+@pytest.mark.parametrize("other", [None, "{{ messages[0].content }}"])
+def test_a_template_of_the_file_that_does_not_compile_is_found_before_loading(
+    tmp_path: Path, other: str | None
+) -> None:
+    path = write_model(tmp_path / "model.gguf", chat_template="{% fxx %}")
+    words = [str(path), "--target-device", "cpu:0"]
+    if other is not None:
+        template = tmp_path / "other.jinja"
+        template.write_text(other)
+        plan_of(*words, "--chat-template-file", str(template))
+        return
+    with pytest.raises(StartupError, match=r"bad chat template: .*fxx.*model\.gguf's own"):
+        plan_of(*words)

@@ -13,7 +13,7 @@ import attrs
 
 from .config import ListenerConfig, ModelConfig, ServerConfig
 from .engine.disk_cache import FolderError, check_folder
-from .engine.draft_file import CANNOT_REWIND, DraftFile, check_draft_file
+from .engine.draft_file import DraftFile, check_draft_file, check_takes_back
 from .engine.memory_lock import CannotLock, check_lockable
 from .engine.model_file import ModelFile, ModelFileError, check_model_file
 from .engine.placement import Placed, PlacementError, place_models
@@ -47,7 +47,8 @@ def _places(config: ServerConfig) -> tuple[list[ModelFile], list[Placed]]:
     for model in config.models:
         try:
             files.append(check_model_file(model.path))
-            _check_takes_back(model, files[-1])
+            if model.draft is not None:
+                check_takes_back(files[-1], model.draft)
             path = model.draft_file
             draft = None if path is None else check_draft_file(path, model.draft_max, files[-1])
             if model.ddtree and draft is not None and not draft.is_block_draft:
@@ -83,15 +84,6 @@ def _check_locks(config: ServerConfig, places: Sequence[Placed]) -> list[str]:
             warnings.append(f"{model.block_label}: {warning}")
         locked += size
     return warnings
-
-
-def _check_takes_back(model: ModelConfig, file: ModelFile) -> None:
-    """Wrong guesses have to be taken back, whatever makes them. Raises ModelFileError."""
-    if model.draft is not None and file.architecture in CANNOT_REWIND:
-        raise ModelFileError(
-            f"{file.path} ({file.architecture}) keeps a recurrent state and cannot take tokens "
-            f"back, as drafts want it: leave --draft {model.draft} out"
-        )
 
 
 def read_template(model: ModelConfig) -> str | None:

@@ -189,29 +189,18 @@ def _host(text: str) -> str:
     host = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if "/" in host or not host:
         raise BadValue("is no address")
-    if ":" in host and not _is_ipv6(host):
+    if ":" in host and not _is_ip(host, 6):
         raise BadValue("is no IPv6 address (a port goes into --port)")
     return host
 
 
-def _is_ipv6(text: str) -> bool:
-    from ipaddress import AddressValueError, IPv6Address
+def _is_ip(text: str, version: int) -> bool:
+    from ipaddress import ip_address
 
     try:
-        IPv6Address(text)
-    except AddressValueError:
+        return ip_address(text).version == version
+    except ValueError:
         return False
-    return True
-
-
-def _is_ipv4(text: str) -> bool:
-    from ipaddress import AddressValueError, IPv4Address
-
-    try:
-        IPv4Address(text)
-    except AddressValueError:
-        return False
-    return True
 
 
 _ORIGIN = re.compile(
@@ -235,10 +224,10 @@ def _origin(text: str) -> str:
     if bracketed is not None:
         from ipaddress import IPv6Address
 
-        if "%" in bracketed or not _is_ipv6(bracketed):
+        if "%" in bracketed or not _is_ip(bracketed, 6):
             raise BadValue("has no IPv6 address in its brackets")
         name = f"[{IPv6Address(bracketed).compressed}]"
-    elif _NUMERIC_NAME.search(name) and not _is_ipv4(name):
+    elif _NUMERIC_NAME.search(name) and not _is_ip(name, 4):
         # Browsers read such a name as an address, and write 127.1 as 127.0.0.1.
         raise BadValue("has no IPv4 address in its usual form")
     return f"{scheme}://{name}" + (f":{port}" if port else "")

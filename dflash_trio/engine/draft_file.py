@@ -75,17 +75,22 @@ class DraftFile:
         return self.block or self.longest
 
 
+def check_takes_back(target: ModelFile, draft: str) -> None:
+    """Wrong guesses have to be taken back, whatever makes them. Raises :class:`ModelFileError`."""
+    if target.architecture in CANNOT_REWIND:
+        raise ModelFileError(
+            f"{target.path} ({target.architecture}) keeps a recurrent state and cannot take tokens "
+            f"back, as drafts want it: leave --draft {draft} out"
+        )
+
+
 def check_draft_file(path: str, longest: int | None, target: ModelFile) -> DraftFile:
     """Check that ``path`` is a draft for ``target``. ``longest``: tokens to guess in one go, as the
     operator wants it; ``None``: what the draft does by itself.
 
     Reads headers only. Raises :class:`ModelFileError`, with one line.
     """
-    if target.architecture in CANNOT_REWIND:
-        raise ModelFileError(
-            f"{target.path} ({target.architecture}) keeps a recurrent state and cannot take tokens "
-            f"back, as drafts want it: leave --draft {path} out"
-        )
+    check_takes_back(target, path)
     summary = check_whole_file(path)
     if summary.architecture in _OTHER_DRAFTS:
         raise ModelFileError(

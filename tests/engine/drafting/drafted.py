@@ -16,6 +16,7 @@ from dflash_trio.engine.prefix_store import PrefixStore
 from dflash_trio.engine.scheduler import Scheduler
 from dflash_trio.engine.scripted_runner import VOCAB_SIZE, Script, ScriptedRunner
 from dflash_trio.engine.sequence import Sequence as EngineSequence
+from dflash_trio.generation.constraint import ConstraintError
 from dflash_trio.generation.events import (
     Event,
     Failed,
@@ -24,8 +25,9 @@ from dflash_trio.generation.events import (
     TextDelta,
     TokenLogprob,
 )
-from dflash_trio.generation.request import PreparedPrompt
+from dflash_trio.generation.request import PreparedPrompt, SamplingParams
 from tests.engine.drafting.scripted_provider import Always, CheckingProvider, Guess
+from tests.engine.engine_helpers import prompt
 
 LIMIT = 10_000
 """Tokens of a batch with guesses: none, here."""
@@ -65,6 +67,42 @@ class Told:
     def finished(self) -> Finished:
         assert isinstance(self.ending, Finished), self.ending
         return self.ending
+
+
+class GivesUp:
+    """A grammar that allows everything, five times."""
+
+    finished = False
+
+    def __init__(self) -> None:
+        self.left = 5
+
+    def mask(self) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise ConstraintError("too much")
+        return b"\xff" * 36
+
+    def accept(self, token: int) -> None:
+        pass
+
+    def new_matcher(self) -> GivesUp:
+        return GivesUp()
+
+
+def crowd_of(
+    texts: Sequence[str],
+    tokens: Sequence[int],
+    temperatures: Sequence[float],
+    answers: Sequence[int],
+) -> list[PreparedPrompt]:
+    """A request for each text; of the others what there is beyond is left out."""
+    return [
+        attrs.evolve(
+            prompt(text, limit, sampling=SamplingParams(temperature=heat, seed=5)), n=answers_of
+        )
+        for text, limit, heat, answers_of in zip(texts, tokens, temperatures, answers, strict=False)
+    ]
 
 
 class Engine:

@@ -14,39 +14,16 @@ from dflash_trio.engine.drafting.drafter import Drafter
 from dflash_trio.engine.drafting.lazy import LazyDraft
 from dflash_trio.engine.drafting.provider import DraftProvider
 from dflash_trio.engine.model_runner import ModelLoadError
-from dflash_trio.generation.constraint import ConstraintError
 from dflash_trio.generation.request import PreparedPrompt
 from dflash_trio.generation.status import DraftState, DraftStatistics
 from tests.api.test_introspection import schema
-from tests.engine.drafting.drafted import Engine, right
+from tests.engine.drafting.drafted import Engine, GivesUp, right
 from tests.engine.drafting.scripted_provider import Always, CheckingProvider
 from tests.engine.engine_helpers import prompt
 from tests.engine.test_worker import running as running_worker
 from tests.support.http_client import PATIENCE, request
 from tests.support.running import is_idle, running
 from tests.support.scripted import answer, scripted_config, scripted_load
-
-
-class GivesUp:
-    """A grammar that allows everything, five times."""
-
-    finished = False
-
-    def __init__(self) -> None:
-        self.left = 5
-
-    def mask(self) -> bytes:
-        self.left -= 1
-        if self.left < 0:
-            raise ConstraintError("too much")
-        return b"\xff" * 36
-
-    def accept(self, token: int) -> None:
-        pass
-
-    def new_matcher(self) -> GivesUp:
-        return GivesUp()
-
 
 ENDS: dict[str, tuple[PreparedPrompt, str, int]] = {
     "at the end of the text": (prompt("q>", 60), "abcde", 1),

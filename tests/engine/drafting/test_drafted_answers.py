@@ -20,12 +20,18 @@ from dflash_trio.engine.scripted_runner import (
     ScriptedRunner,
     ScriptedVocabulary,
 )
-from dflash_trio.generation.constraint import ConstraintError
 from dflash_trio.generation.events import Failed
 from dflash_trio.generation.request import PreparedPrompt, SamplingParams, ThinkingPlan
 from dflash_trio.text.reasoning import THINK, ThinkSplitter
 from dflash_trio.text.structured import compile_grammar
-from tests.engine.drafting.drafted import Engine, at_random, right, wrong_at
+from tests.engine.drafting.drafted import (
+    Engine,
+    GivesUp,
+    at_random,
+    crowd_of,
+    right,
+    wrong_at,
+)
 from tests.engine.drafting.scripted_provider import Guess
 from tests.engine.engine_helpers import prompt
 from tests.support.scripted import answer
@@ -182,12 +188,7 @@ def test_any_guesses_at_any_pressure_change_nothing_and_the_draft_knows_every_ro
     prefixes: int,
     seed: int,
 ) -> None:
-    requests = [
-        attrs.evolve(
-            prompt(text, limit, sampling=SamplingParams(temperature=heat, seed=5)), n=answers_of
-        )
-        for text, limit, heat, answers_of in zip(texts, tokens, temperatures, answers, strict=False)
-    ]
+    requests = crowd_of(texts, tokens, temperatures, answers)
     settings: dict[str, Any] = {
         "slots": 4,
         "max_ctx": 70,
@@ -306,26 +307,6 @@ def test_a_provider_whose_device_is_lost_ends_the_engine() -> None:
 
 
 def test_a_grammar_that_gives_up_inside_a_run_fails_its_generation_alone() -> None:
-    class GivesUp:
-        """Allows everything, five times."""
-
-        finished = False
-
-        def __init__(self) -> None:
-            self.left = 5
-
-        def mask(self) -> bytes:
-            self.left -= 1
-            if self.left < 0:
-                raise ConstraintError("too much")
-            return b"\xff" * 36
-
-        def accept(self, token: int) -> None:
-            pass
-
-        def new_matcher(self) -> GivesUp:
-            return GivesUp()
-
     requests = [
         attrs.evolve(prompt("fails", 40), constraint=GivesUp(), n=2),
         prompt("goes on", 40),

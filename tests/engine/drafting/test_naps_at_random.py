@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from dflash_trio.engine.drafting.naps import Naps
 from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.model_runner import BatchSlice
-from dflash_trio.generation.request import SamplingParams
-from tests.engine.drafting.drafted import Engine, Told, at_random, right
+from tests.engine.drafting.drafted import Engine, Told, at_random, crowd_of, right
 from tests.engine.drafting.scripted_provider import CheckingProvider
 from tests.engine.drafting.test_drafted_answers import CASES
 from tests.engine.engine_helpers import prompt
@@ -167,12 +166,7 @@ def test_naps_at_any_pressure_change_nothing(
     tree: int | None,
     seed: int,
 ) -> None:
-    requests = [
-        attrs.evolve(
-            prompt(text, limit, sampling=SamplingParams(temperature=heat, seed=5)), n=answers_of
-        )
-        for text, limit, heat, answers_of in zip(texts, tokens, temperatures, answers, strict=False)
-    ]
+    requests = crowd_of(texts, tokens, temperatures, answers)
     crowd: dict[str, Any] = {
         "slots": 4,
         "max_ctx": 70,

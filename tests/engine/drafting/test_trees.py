@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from typing import Any
 
-import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from dflash_trio.engine.model_runner import BatchSlice
 from dflash_trio.engine.scripted_runner import VOCAB_SIZE, ScriptedRunner
 from dflash_trio.engine.token_tree import paths_of
 from dflash_trio.generation.request import SamplingParams
-from tests.engine.drafting.drafted import Engine, at_random, right, wrong_at
+from tests.engine.drafting.drafted import Engine, at_random, crowd_of, right, wrong_at
 from tests.engine.drafting.scripted_provider import Always
 from tests.engine.drafting.test_drafted_answers import CASES, drafts
 from tests.engine.engine_helpers import prompt
@@ -81,12 +80,7 @@ def test_any_trees_at_any_pressure_change_nothing_and_leave_nothing(
     paths: int,
     seed: int,
 ) -> None:
-    requests = [
-        attrs.evolve(
-            prompt(text, limit, sampling=SamplingParams(temperature=heat, seed=5)), n=answers_of
-        )
-        for text, limit, heat, answers_of in zip(texts, tokens, heats, answers, strict=False)
-    ]
+    requests = crowd_of(texts, tokens, heats, answers)
     changes: dict[str, Any] = {
         "slots": 4,
         "max_ctx": 70,

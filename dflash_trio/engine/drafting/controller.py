@@ -59,8 +59,6 @@ class DraftController:
     computes sequences in one pass only as far as their parts of the batch are equally long, and
     ``builds_graphs`` anew for each pass of several. ``acceptance``: how guesses are judged."""
 
-    asks_always = False
-
     def __init__(
         self,
         longest: int,
@@ -96,8 +94,6 @@ class DraftController:
         self._on = False
         self._trying = False
         self._nobody = self.new_acceptance()
-        self.won = 0.0
-        """See ``drafter.Controller``."""
 
     def new_acceptance(self) -> Acceptance:
         """For a sequence that begins."""
@@ -296,7 +292,6 @@ class DraftController:
             gained = committed / count * plain - spent
         else:
             gained = -spent
-        self.won = gained - caught_up_seconds
         trying = self._trying and asked and not only_caught_up
         if trying:
             self._dearest = 0.0

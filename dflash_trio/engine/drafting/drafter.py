@@ -27,16 +27,6 @@ if TYPE_CHECKING:
 class Controller(Protocol):
     """Says how many guesses are worth it; see ``controller.DraftController``."""
 
-    @property
-    def won(self) -> float:
-        """Seconds that the guesses of the latest step won, against plain ones; negative: lost."""
-        ...
-
-    @property
-    def asks_always(self) -> bool:
-        """It asks in each step, and what that takes is no loss but part of each step."""
-        ...
-
     def new_acceptance(self) -> Any: ...
 
     def choose(self, sequences: Sequence[Any]) -> int: ...
@@ -77,8 +67,8 @@ class _Over:
     """That it took at least, with its guesses."""
     drafting: float
     """For its guesses."""
+    committed: int
     guessed: bool
-    won: float
 
 
 Guesses = Sequence[int] | DraftTree
@@ -124,6 +114,9 @@ class Drafter:
 
     def new_record(self, tokens: Sequence[int]) -> DraftRecord:
         """For a sequence that begins; ``tokens`` is all of it, as it grows."""
+        if self._asleep:
+            self._naps.begins()
+            self._turn()
         return DraftRecord(tokens, self._controller.new_acceptance())
 
     def begin_anew(self) -> None:
@@ -143,15 +136,19 @@ class Drafter:
         """How many tokens are to be guessed for each of the sequences that are about to decode,
         and nobody else is in the batch. Often 0."""
         self._drafting = 0.0
-        if self._naps.asleep is not self._asleep:
-            # Here, before anything is guessed, and so never between a guess and what comes of it.
-            self._asleep = self._naps.asleep
-            self.provider.nap(asleep=self._asleep)
-        if self._asleep or (self._naps.wants_plain and not self._controller.asks_always):
+        self._turn()
+        if self._asleep:
             self._asked = 0
             return 0
         self._asked = self._controller.choose([r.acceptance for r in records if r is not None])
         return self._asked
+
+    def _turn(self) -> None:
+        """Fall asleep or wake: before anything is guessed, and so never between a guess and what
+        comes of it."""
+        if self._naps.asleep is not self._asleep:
+            self._asleep = self._naps.asleep
+            self.provider.nap(asleep=self._asleep)
 
     def propose(
         self,
@@ -232,7 +229,9 @@ class Drafter:
             seconds = min(seconds, _LONGER * over.seconds)
             # While prompts wait nobody chooses, and so it may not nap yet, or still does.
             if self._naps.asleep is self._asleep:
-                self._naps.step(over.sequences, seconds, guessed=over.guessed, won=over.won)
+                self._naps.step(
+                    over.sequences, seconds, committed=over.committed, guessed=over.guessed
+                )
 
     def step_is_lost(self) -> None:
         """The step was broken off: nothing comes of what was guessed for it."""
@@ -242,7 +241,7 @@ class Drafter:
         """After a step that it slept through."""
         if all(len(item.tokens) == item.outputs for item in batch):
             seconds = self._clock() - self._began
-            self._over = _Over(len(batch), seconds, drafting=0.0, guessed=False, won=0.0)
+            self._over = _Over(len(batch), seconds, 0.0, committed=len(batch), guessed=False)
             self._controller.missed(len(batch), seconds)
 
     def observe(
@@ -297,8 +296,7 @@ class Drafter:
         )
         if self.provider.looks_at_steps:
             seconds = draft_seconds + step_seconds + looking
-            won = self._controller.won
-            self._over = _Over(len(batch), seconds, draft_seconds, bool(judged), won)
+            self._over = _Over(len(batch), seconds, draft_seconds, sum(kept), bool(judged))
 
     def _watch(self, run: Run, record: DraftRecord) -> None:
         """Compare what was guessed for a sequence, whether verified or not, with what it said."""

@@ -43,8 +43,6 @@ _HOPELESS = 0.05
 class LookupController:
     """Parameters as of ``controller.DraftController``."""
 
-    asks_always = True
-
     def __init__(
         self, longest: int, *, verify_limit: int, partitioned: bool, builds_graphs: bool = False
     ) -> None:
@@ -57,8 +55,6 @@ class LookupController:
         self._free = FREE_TRIES
         self._pause = FIRST_PAUSE
         self._wait = 0
-        self.won = 0.0
-        """See ``drafter.Controller``. Looking itself is not in it: that is part of each step."""
 
     def new_acceptance(self) -> MatchChances:
         """For a sequence that begins."""
@@ -168,7 +164,6 @@ class LookupController:
         count = len(lengths)
         plain = self._step_costs.estimate(count)
         self._account += ALLOWANCE * plain
-        self.won = committed / count * plain - step_seconds if judged else 0.0
         if judged:
             longest = max(lengths)
             counts = [sum(n > place for n in lengths) for place in range(1, longest)]

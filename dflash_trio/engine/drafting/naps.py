@@ -1,42 +1,58 @@
 """When a draft need not look at what its model computes.
 
 A draft that reads its model's layers, or looks each token up, costs something in each step, whether
-anything is guessed or not: on a fast device a tenth of a small model's step, for copying what goes
-into layers to the host, and for what Python does beside. So it has to win at least that. While it
-is awake, what its guesses win and lose is counted; where that is less than what looking takes, the
-draft naps for some steps, and is watched again for some, by turns. What it missed it may not know,
-so it guesses worse for a while when it wakes.
+anything is guessed or not. A guess that does not pay costs more, and not only where it is made: a
+GPU records its graphs anew for a batch of another shape, and again for the plain one behind it. No
+sum of parts that are measured one by one has all of that. So the whole is compared: what steps take
+with a draft that is awake, for the tokens that they commit, and what plain steps take while it naps
+and is not in the way at all.
 
-What looking takes is the difference between plain steps with it and without, from the beginning of
-one to that of the next. So each draft but one that wins much naps for a short while, to find out,
-and now and then again.
+What it wins or loses so is kept on an account, in seconds, which gets ``ALLOWANCE`` of all time.
+Where that is overdrawn the draft naps, until it has saved enough to lose ``TRY`` plain steps. So
+one that loses much is awake for a moment now and then, one that loses little for longer, and one
+that wins all the time, but for short naps that tell what plain steps take now. Each nap begins with
+such a look: a machine that became slower, and not the draft, may be what the time was lost by.
 """
 
 from __future__ import annotations
 
 from attrs import define, field
 
-AWAKE = 128
-"""Steps without prompts in which it shows whether guesses are worth it."""
-SUSPECTED = 0.15
-"""What looking may take, of a step, as long as nothing is known."""
-DEAR, TOO_DEAR = 0.01, 0.02
-"""Of a step: looking that takes less is not worth a nap, unless guesses lose so much with it that
-it is not little after all."""
-PROBE, FIRST_NAP, LONGEST_NAP = 64, 512, 2048
-"""Steps. Where guesses begin to be worth it, that is found so much later at the worst."""
-STALE = 64
-"""Times awake in a row after which it is looked again what looking takes."""
+FIRST_AWAKE = 96
+"""Steps without prompts at the beginning, when nothing is known."""
+PROBE = 64
+"""Steps asleep that tell what plain steps take."""
+ALLOWANCE = 0.01
+"""Of the time, what may be lost."""
+TRY = 16
+"""Plain steps that are saved up before a draft that lost wakes."""
+INITIAL = 4
+"""Plain steps that it may lose at first, beside the steps in which nothing is known."""
+MOST_SAVED = 32
+"""Plain steps: where guesses cease to be worth it, that is found once they have lost this much."""
+LEAST_AWAKE = 32
+"""Steps. The first ones take longer for the waking itself."""
+PATIENCE = 128
+"""Steps that a draft which may wake waits for an answer to begin: of one whose beginning it has
+missed it knows less."""
+STALE_SOON, STALE = 1024, 8192
+"""Steps awake after which plain ones are looked at again: of a draft that wins less than
+``MUCH`` of the time, and of any other."""
+MUCH = 0.05
 _SETTLING = 8
-"""Steps that say nothing, after it fell asleep or woke: llama.cpp plans its memory anew."""
-_PLAIN = 16
-"""Steps that are kept free of guesses then, if it is not known yet what looking takes."""
+"""Steps that say nothing of plain ones, after it fell asleep: llama.cpp plans its memory anew."""
 _BEHIND = 2
-"""Plain steps behind one with guesses say nothing: they may take longer for that."""
-_WEIGHT = 0.05
+"""Plain steps behind one with guesses that may take longer for that."""
+_ENOUGH = 16
+"""Steps of so many sequences, after which it is known what they take."""
+_UNKNOWN = 32
+"""Steps awake of which that is not known."""
+_WEIGHT = 0.03
 """Of a new measurement, where there are many."""
-_OUTLIER = 1.5
-"""A step counts as no more than this many times what was known."""
+_OUTLIER, _MOST = 1.5, 16.0
+"""A plain step counts as no more than this many times what was known, since what is slow now and
+then is slow with and without a draft, and no number of steps makes it even; one with guesses, or
+right behind them, as no more than the other."""
 
 
 @define
@@ -59,69 +75,139 @@ class Naps:
 
     asleep: bool = False
     _steps: int = 0
+    """Since it fell asleep or woke."""
+    _behind: int = _BEHIND
+    """Plain steps since one with guesses, as far as they are told apart."""
+    _saved: float | None = None
+    """The account. ``None``: nothing is known yet."""
+    _losing: bool = False
+    """It naps since that was overdrawn, and not only to look at plain steps."""
+    _waited: int = 0
+    """Steps for an answer to begin."""
     _won: float = 0.0
     _seconds: float = 0.0
-    _next: int = PROBE
-    _since_guesses: int = 0
-    _awake_in_a_row: int = 0
-    # By the number of sequences.
-    _watched: dict[int, _Average] = field(factory=dict)
+    """What was won in the time awake, and what time that was."""
+    _unknown: int = 0
+    """Steps since it woke of which it is not known what they take without it."""
     _alone: dict[int, _Average] = field(factory=dict)
+    """Plain steps asleep, by the number of sequences."""
+    _before: dict[int, tuple[float, int]] = field(factory=dict)
+    """Seconds and counts of these when it fell asleep."""
 
-    def step(self, sequences: int, seconds: float, *, guessed: bool, won: float) -> None:
+    def step(self, sequences: int, seconds: float, *, committed: int, guessed: bool) -> None:
         """A step of so many ``sequences`` without prompts took ``seconds``, with all that comes
-        before the next one. ``guessed``: it had guesses. ``won``: by them, and lost where that is
-        negative: guesses asked for in vain are lost, too."""
+        before the next one, and ``committed`` so many tokens. ``guessed``: it had guesses."""
         self._steps += 1
-        self._since_guesses = 0 if guessed else self._since_guesses + 1
-        if self._since_guesses > _BEHIND and self._steps > _SETTLING:
-            table = self._alone if self.asleep else self._watched
-            plain = seconds + won  # without what was asked for in vain, which is counted already
-            if plain > 0:  # or else the clock is too coarse to tell
-                table.setdefault(sequences, _Average()).add(plain)
+        self._behind = 0 if guessed else min(self._behind + 1, _BEHIND)
+        plain = self._plain(sequences)
+        if plain is not None:
+            ordinary = self._behind == _BEHIND and self._steps > _SETTLING
+            seconds = min(seconds, (_OUTLIER if ordinary else _MOST) * plain)
+        self._save(ALLOWANCE * seconds)
         if self.asleep:
-            if self._steps >= self._next:
-                known = self._next != PROBE
-                self._next = min(2 * self._next, LONGEST_NAP) if known else FIRST_NAP
-                self._begin(asleep=False)
+            self._sleep(sequences, seconds, plain)
+        else:
+            self._watch(seconds, None if plain is None else committed / sequences * plain - seconds)
+        if plain is not None and self._saved is not None:
+            self._saved = min(self._saved, MOST_SAVED * plain)
+
+    def begins(self) -> None:
+        """An answer begins, of which nothing is computed yet."""
+        if self.asleep and self._may_wake:
+            self._wake()
+
+    # ------------------------------------------------------------------------------ asleep
+
+    def _sleep(self, sequences: int, seconds: float, plain: float | None) -> None:
+        if self._steps > _SETTLING:
+            self._alone.setdefault(sequences, _Average()).add(seconds)
+        elif plain is not None:
+            self._save(plain - seconds)
+        if self._steps == PROBE:
+            self._judge_again()
+        if self._may_wake:
+            self._waited += 1
+            if not self._losing or self._waited >= PATIENCE:
+                self._wake()
+
+    def _judge_again(self) -> None:
+        """Whether it was the draft that lost, now that it is known what plain steps take: so what
+        they took meanwhile is halfway between what they did before and do now."""
+        if self._saved is None:
+            self._saved = INITIAL * self._usual
             return
-        self._won += won
-        self._seconds += seconds
-        if self._steps < AWAKE:
+        before = after = 0.0
+        for sequences, (seconds, count) in self._before.items():
+            more = self._alone[sequences].count - count
+            before += more * seconds
+            after += more * self._alone[sequences].seconds
+        if not before:
             return
-        share = self._share()
-        takes = SUSPECTED if share is None else share
-        costs = takes * self._seconds - self._won
-        naps = costs > (0 if takes > DEAR else TOO_DEAR * self._seconds)
-        self._awake_in_a_row = 0 if naps else self._awake_in_a_row + 1
-        if share is None:
-            self._next = PROBE
-        elif not naps:
-            self._next = FIRST_NAP
-            if self._awake_in_a_row >= STALE:
-                self._alone.clear()
-                self._watched.clear()
-        self._begin(asleep=naps)
+        difference = (self._won + self._seconds) * (after / before - 1.0) / 2
+        self._save(difference)
+        if self._losing and self._won + difference >= -ALLOWANCE * self._seconds:
+            self._losing = False
+            self._saved = max(self._saved, TRY * self._usual)
 
     @property
-    def wants_plain(self) -> bool:
-        """It has just woken, and knows nothing yet of what could follow; or it woke to find out
-        what looking takes, and nothing should be guessed for that."""
-        if self.asleep or not self._alone:
+    def _may_wake(self) -> bool:
+        if self._steps < PROBE or self._saved is None:
             return False
-        woke = not self._awake_in_a_row and not self._steps
-        return woke or (self._steps < _SETTLING + _PLAIN and self._share() is None)
+        return not self._losing or self._saved >= TRY * self._usual
 
-    def _begin(self, *, asleep: bool) -> None:
-        self.asleep = asleep
-        self._steps = 0
+    def _wake(self) -> None:
+        self.asleep = False
+        self._steps = self._unknown = self._waited = 0
         self._won = self._seconds = 0.0
 
-    def _share(self) -> float | None:
-        """What looking takes of a plain step; ``None``: nothing is known of it."""
-        both = [(self._watched[n], slept) for n, slept in self._alone.items() if n in self._watched]
-        steps = sum(slept.count for _, slept in both)
-        if not steps:
+    @property
+    def _usual(self) -> float:
+        """Seconds of a plain step, on an average."""
+        steps = sum(each.count for each in self._alone.values())
+        return sum(each.count * each.seconds for each in self._alone.values()) / steps
+
+    # ------------------------------------------------------------------------------- awake
+
+    def _watch(self, seconds: float, won: float | None) -> None:
+        if won is None:
+            self._unknown += 1
+        else:
+            self._won += won
+            self._seconds += seconds
+            self._save(won)
+        if self._saved is None:
+            if self._steps >= FIRST_AWAKE:
+                self._nap(losing=False)
+        elif self._saved < 0 and self._steps >= LEAST_AWAKE:
+            self._nap(losing=True)
+        elif self._unknown >= _UNKNOWN or self._is_stale:
+            self._nap(losing=False)
+
+    @property
+    def _is_stale(self) -> bool:
+        if self._steps >= STALE:
+            return True
+        return self._steps >= STALE_SOON and self._won < MUCH * self._seconds
+
+    def _nap(self, *, losing: bool) -> None:
+        self.asleep = True
+        self._losing = losing
+        self._steps = 0
+        self._before = {n: (each.seconds, each.count) for n, each in self._alone.items()}
+
+    def _save(self, seconds: float) -> None:
+        if self._saved is not None:
+            self._saved += seconds
+
+    def _plain(self, sequences: int) -> float | None:
+        """Seconds of a plain step without it; ``None``: not known."""
+        exact = self._alone.get(sequences)
+        if exact is not None and exact.count >= _ENOUGH:
+            return exact.seconds
+        known = [n for n, each in self._alone.items() if each.count >= _ENOUGH]
+        below = max((n for n in known if n < sequences), default=None)
+        above = min((n for n in known if n > sequences), default=None)
+        if below is None or above is None:
             return None
-        saved = sum(slept.count * (1 - slept.seconds / awake.seconds) for awake, slept in both)
-        return saved / steps
+        low, high = self._alone[below].seconds, self._alone[above].seconds
+        return low + (high - low) * (sequences - below) / (above - below)

@@ -198,11 +198,9 @@ def test_what_is_kept_of_earlier_prompts_changes_nothing(house: House, draft: st
 def test_a_draft_that_naps_between_two_guesses_changes_nothing(
     house: House, napping: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(naps, "AWAKE", 4)
-    monkeypatch.setattr(naps, "SUSPECTED", 1e9)
-    for nap in ("PROBE", "FIRST_NAP", "LONGEST_NAP"):
-        monkeypatch.setattr(naps, nap, 3)
-    monkeypatch.setattr(naps.Naps, "_share", lambda _: None)  # whatever it wins, it naps again
+    # Whatever it wins, it naps again.
+    for changed, steps in (("FIRST_AWAKE", 4), ("STALE", 4), ("PROBE", 3), ("_SETTLING", 1)):
+        monkeypatch.setattr(naps, changed, steps)
     provider = house.drafts[napping]
     told: list[bool] = []
     tell = provider.nap

@@ -2,146 +2,180 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
 from dflash_trio.engine.drafting.controller import DraftController
 from dflash_trio.engine.drafting.drafter import Drafter
 from dflash_trio.engine.drafting.lookup_controller import LookupController
-from dflash_trio.engine.drafting.naps import (
-    AWAKE,
-    FIRST_NAP,
-    LONGEST_NAP,
-    PROBE,
-    STALE,
-    Naps,
-)
+from dflash_trio.engine.drafting.naps import FIRST_AWAKE, PROBE, Naps
 from dflash_trio.engine.drafting.prompt_lookup import PromptLookup
 from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.model_runner import BatchSlice
 from tests.engine.drafting.scripted_provider import Always
 
 
-def spent_awake(
-    naps: Naps, steps: int, *, won: float = 0.0, takes: float = 0.1, sequences: int = 1
-) -> list[bool]:
-    """``won``: in each step that it is awake for; ``takes``: what looking takes of a plain step."""
-    awake = []
-    for at in range(steps):
-        looks = not naps.asleep
-        awake.append(looks)
-        guessed = looks and won != 0 and at % 4 == 0
-        naps.step(sequences, 1.0 + takes * looks, guessed=guessed, won=4 * won if guessed else 0.0)
-    return awake
+@attrs.define
+class World:
+    """What steps take, in plain steps of one sequence that nobody looks at."""
+
+    takes: float = 0.0
+    """Looking, of a plain step."""
+    guesses: Callable[[int], tuple[float, float] | None] = lambda _at: None
+    """In a step: what it takes with guesses, and tokens that each sequence gets of it, in plain
+    steps of as many sequences. ``None``: it has none."""
+    turning: float = 0.0
+    """What falling asleep and waking take."""
+    sequences: Callable[[int], int] = lambda _at: 1
+    plain: Callable[[int], float] = lambda _sequences: 1.0
+    drift: float = 0.0
+    """Of the machine's speed, a step."""
+    naps: Naps = attrs.field(factory=Naps)
+    dice: random.Random = attrs.field(factory=lambda: random.Random(7))
+    awake: list[bool] = attrs.field(factory=list)
+
+    def run(self, steps: int, *, answers: int = 200) -> float:
+        """How fast that was, to a server without a draft. ``answers``: steps of each."""
+        took = alone = 0.0
+        speed, before = 1.0, self.naps.asleep
+        for at in range(steps):
+            if at % answers == 0:
+                self.naps.begins()
+            asleep = self.naps.asleep
+            self.awake.append(not asleep)
+            sequences = self.sequences(at)
+            speed = min(1.4, max(0.7, speed * math.exp(self.dice.gauss(0, self.drift))))
+            plain = self.plain(sequences) * speed
+            seconds = plain * self.dice.uniform(0.9, 1.1)
+            if self.dice.random() < 0.01:
+                seconds += self.dice.uniform(1, 6)  # whatever else the machine does
+            guess, tokens = None if asleep else self.guesses(at), 1.0
+            ordinary = seconds
+            if guess is not None:
+                longer, tokens = guess
+                seconds *= longer
+            if not asleep:
+                seconds += self.takes * plain
+            if asleep is not before:
+                seconds += self.turning * plain
+            before = asleep
+            took += seconds
+            alone += tokens * ordinary
+            committed = int(sequences * tokens)
+            assert committed == sequences * tokens
+            self.naps.step(sequences, seconds, committed=committed, guessed=guess is not None)
+        return alone / took
 
 
-def test_naps_become_longer_while_guesses_are_not_worth_it() -> None:
-    awake = spent_awake(Naps(), 60_000)
-    probed = AWAKE + PROBE
-    assert all(awake[:AWAKE])
-    assert not any(awake[AWAKE:probed])
-    assert all(awake[probed : probed + AWAKE])
-    assert not any(awake[probed + AWAKE : probed + AWAKE + FIRST_NAP])
-    late = awake[20_000:]
-    assert sum(late) / len(late) < 0.07
-    asleep, longest = 0, 0
-    for is_awake in late:
-        asleep = 0 if is_awake else asleep + 1
-        longest = max(longest, asleep)
-    assert longest == LONGEST_NAP
+def now_and_then(every: int, longer: float, tokens: float) -> Callable[[int], Any]:
+    return lambda at: (longer, tokens) if at % every == 0 else None
 
 
-def test_a_draft_that_wins_more_than_looking_takes_does_not_nap() -> None:
-    assert all(spent_awake(Naps(), 5000, won=0.2))
-    # Less than looking might take, and yet more than it takes: known after a short nap.
-    awake = spent_awake(Naps(), STALE * AWAKE, won=0.025, takes=0.015)
-    assert awake.count(False) == PROBE
+LOSING = {
+    "looking takes a tenth": World(0.1),
+    "looking takes a fifth of sixteen": World(0.2, sequences=lambda _at: 16),
+    "tries that are dear": World(0.05, now_and_then(20, 11.0, 2.0)),
+    "guesses that seem to pay": World(0.0, now_and_then(5, 3.5, 3.0)),
+    "waking takes long": World(0.1, turning=12.0),
+    "others come and go": World(
+        0.15, sequences=lambda at: (1, 4, 16, 15, 14, 3)[at // 37 % 6], plain=lambda n: 1 + 0.15 * n
+    ),
+    "on a machine that drifts": World(0.05, drift=0.002),
+}
 
 
-def test_a_draft_that_wins_less_than_looking_takes_naps() -> None:
-    awake = spent_awake(Naps(), 60_000, won=0.05, takes=0.1)
-    assert sum(awake[20_000:]) / 40_000 < 0.07
+@pytest.mark.parametrize("name", LOSING)
+def test_a_draft_that_loses_costs_a_hundredth(name: str) -> None:
+    world = attrs.evolve(LOSING[name], naps=Naps(), dice=random.Random(1), awake=[])
+    assert world.run(5000) > 0.97
+    assert world.run(40_000) > 0.98
+    assert 0 < sum(world.awake[5000:]) < 0.35 * 40_000
 
 
-def test_looking_that_costs_next_to_nothing_is_saved_now_and_then_to_find_that_out() -> None:
-    awake = spent_awake(Naps(), STALE * AWAKE, takes=0.005)
-    assert awake.count(False) == PROBE
-    again = spent_awake(Naps(), 3 * (STALE * AWAKE + PROBE), takes=0.005)
-    assert again.count(False) == 3 * PROBE
+def test_the_first_nap_comes_when_nothing_is_known_and_tells_what_plain_steps_take() -> None:
+    world = World()
+    world.run(FIRST_AWAKE + PROBE + 10)
+    assert world.awake == [True] * FIRST_AWAKE + [False] * PROBE + [True] * 10
 
 
-def test_slow_steps_after_it_fell_asleep_or_woke_say_nothing() -> None:
-    naps = Naps()
-    awake, since, before = 0, 0, False
-    for _ in range(60_000):
-        since = 0 if naps.asleep is not before else since + 1
-        before = naps.asleep
-        awake += not naps.asleep
-        seconds = 1.0 if naps.asleep else 1.1
-        naps.step(1, 12.0 * seconds if since < 4 else seconds, guessed=False, won=0.0)
-    assert awake / 60_000 < 0.07
+@pytest.mark.parametrize(
+    ("longer", "tokens", "least"), [(1.6, 2.5, 1.45), (2.15, 2.5, 1.08), (1.8, 9.0, 4.5)]
+)
+def test_a_draft_that_wins_is_awake(longer: float, tokens: float, least: float) -> None:
+    world = World(0.1, lambda _at: (longer, tokens), turning=5.0, sequences=lambda _at: 2)
+    assert world.run(40_000) > least
+    assert sum(world.awake) > 0.9 * 40_000
 
 
-def test_a_draft_that_became_useful_naps_shortly_next_time() -> None:
-    naps = Naps()
-    spent_awake(naps, 60_000)
-    while naps.asleep:
-        naps.step(1, 1.0, guessed=False, won=0.0)
-    spent_awake(naps, AWAKE, won=0.2)
-    assert not naps.asleep
-    spent_awake(naps, AWAKE)
-    assert naps.asleep
-    assert not any(spent_awake(naps, FIRST_NAP))
-    assert not naps.asleep
+def test_of_what_is_won_by_little_some_is_left_at_the_worst() -> None:
+    assert World(0.1, lambda _at: (2.3, 2.5), sequences=lambda _at: 2).run(40_000) > 1.0
 
 
-def test_what_looking_takes_is_told_apart_from_how_many_sequences_there_are() -> None:
-    naps = Naps()
-    for round_ in range(60):
-        # Awake it is mostly alone, and asleep there are sixteen, whose steps take longer.
-        for _ in range(100):
-            sequences = 16 if naps.asleep or round_ % 2 else 1
-            seconds = (4.0 if sequences == 16 else 1.0) * (1.0 if naps.asleep else 1.002)
-            naps.step(sequences, seconds, guessed=False, won=0.0)
-    assert not naps.asleep
+def test_a_draft_that_costs_next_to_nothing_is_awake() -> None:
+    world = World(0.004)
+    assert world.run(40_000) > 0.99
+    assert sum(world.awake) > 0.85 * 40_000
 
 
-@pytest.mark.parametrize(("won", "least", "most"), [(0.1, -1.0, 0.05), (0.03, 0.8, 1.0)])
-def test_of_a_draft_that_guesses_in_every_step_it_is_found_out_too(
-    won: float, least: float, most: float
-) -> None:
-    naps, slept = Naps(), 0
-    for _ in range(30_000):
-        guesses = not naps.asleep and not naps.wants_plain
-        slept += naps.asleep
-        naps.step(1, 1.0 if naps.asleep else 1.05, guessed=guesses, won=won if guesses else 0.0)
-    assert least < slept / 30_000 < most
+def test_a_machine_that_becomes_slower_and_faster_is_not_taken_for_a_draft_that_loses() -> None:
+    world = World(drift=0.002)
+    assert world.run(40_000) > 0.99
+    assert sum(world.awake) > 0.7 * 40_000
 
 
-def test_what_was_asked_for_in_vain_is_no_part_of_what_looking_takes() -> None:
-    naps = Naps()
-    for _ in range(STALE * AWAKE):
-        asked = not naps.asleep and not naps.wants_plain
-        naps.step(1, 1.01 if asked else 1.0, guessed=False, won=-0.01 if asked else 0.0)
-    assert not naps.asleep
+def test_a_draft_that_becomes_useful_is_found_out() -> None:
+    world = World(0.1, turning=5.0)
+    world.run(20_000)
+    world.guesses = lambda _at: (1.5, 3.0)
+    seen = len(world.awake)
+    world.run(8000)
+    assert all(world.awake[seen + 4000 : seen + 5000])
+    world.guesses = lambda _at: None
+    world.run(20_000)
+    assert sum(world.awake[-10_000:]) < 0.2 * 10_000
 
 
-def test_guesses_that_lose_much_are_napped_from_though_looking_takes_nothing() -> None:
-    naps = Naps()
-    shown = sum(spent_awake(naps, 40 * AWAKE, won=-0.03, takes=0.0))
-    assert shown < 10 * AWAKE
+def test_it_wakes_where_an_answer_begins() -> None:
+    world, woke = World(0.3), []
+    before = False
+    world.run(20_000, answers=100)
+    for at, awake in enumerate(world.awake):
+        if awake and not before and at > 2000:
+            woke.append(at % 100)
+        before = awake
+    assert woke
+    assert not any(woke)
 
 
-def test_one_slow_step_is_no_reason_to_nap() -> None:
+def test_it_wakes_in_a_long_answer_too() -> None:
+    world = World(0.3)
+    world.run(20_000, answers=100_000)
+    assert any(world.awake[10_000:])
+
+
+def test_as_many_sequences_as_never_were_before_are_looked_at_alone() -> None:
+    world = World(0.0)
+    world.run(1000)
+    assert world.naps._plain(4) is None
+    # Four take three times as long, which is no loss of the draft's.
+    world.sequences, world.plain = lambda _at: 4, lambda n: 3.0 if n == 4 else 1.0
+    world.run(200)
+    assert world.naps._plain(4) == pytest.approx(3.0, rel=0.1)
+    assert world.naps._saved is not None
+    assert world.naps._saved > 0
+
+
+def test_clocks_that_do_not_move_end_no_engine() -> None:
     naps = Naps()
     for at in range(20_000):
-        slow = at % 400 == 7 and not naps.asleep
-        naps.step(1, 40.0 if slow else 1.0, guessed=False, won=0.0)
-    assert not naps.asleep
+        naps.step(1 + at % 3, 0.0, committed=1 + at % 3, guessed=at % 5 == 0)
+    assert naps._saved == 0.0
 
 
 def step_over(drafter: Drafter, batch: list[BatchSlice], run: Any) -> None:
@@ -177,8 +211,6 @@ class Never:
     """A controller that thinks nothing of guesses, and counts how often it is asked."""
 
     asked = 0
-    won = 0.0
-    asks_always = False
 
     def new_acceptance(self) -> None:
         return None
@@ -206,7 +238,8 @@ def test_a_napping_draft_is_told_of_no_step_and_asked_nothing(looks: bool) -> No
     controller = Never()
     drafter = Drafter(provider, controller, verify_limit=63, clock=lambda: now)  # type: ignore[arg-type]
     record = drafter.new_record([1])
-    steps = AWAKE + PROBE + AWAKE + FIRST_NAP + 10
+    steps = FIRST_AWAKE + 3000
+    asleep = 0
     for at in range(steps):
         assert drafter.choose([record]) == 0
         drafter.step_begins()
@@ -215,15 +248,16 @@ def test_a_napping_draft_is_told_of_no_step_and_asked_nothing(looks: bool) -> No
             sequence=SimpleNamespace(drafts=record), kept=1, accepted=0, judged=0, right=(),
             error=None,
         )  # fmt: skip
+        asleep += drafter.asleep
         step_over(drafter, [BatchSlice(0, at, (1,), 1)], run)
-    assert provider.observed == (2 * AWAKE + 10 if looks else steps)
-    # Not in the first step of two times awake: it knows nothing yet of what could follow.
-    assert controller.asked == provider.observed - (2 if looks else 0)
+    # Looking takes as long as a step, so it sleeps for most of the time; or is free.
+    assert (asleep > 2500) is looks
+    assert provider.observed == controller.asked == steps - asleep
 
 
-def test_what_guessing_takes_is_not_taken_for_what_looking_takes() -> None:
-    # Every fifth step has guesses, which take longer than the step itself, and looking is free.
-    now, share = 0.0, []
+def test_what_guessing_takes_is_lost_once_and_by_the_step_that_it_was_for() -> None:
+    # Every fifth step has guesses, which take longer than the step itself; looking is free.
+    now, told = 0.0, []
     provider = SimpleNamespace(
         kind="dear", longest=4, matched=(), caught_up_seconds=0.0, looks_at_steps=True,
         observe=lambda *_: None, nap=lambda asleep: None,
@@ -245,8 +279,13 @@ def test_what_guessing_takes_is_not_taken_for_what_looking_takes() -> None:
             return list(lengths)
 
     drafter = Drafter(provider, NowAndThen(), verify_limit=63, clock=lambda: now)  # type: ignore[arg-type]
+
+    def step(sequences: int, seconds: float, *, committed: int, guessed: bool) -> None:
+        told.append((sequences, round(seconds, 6), committed, guessed))
+
+    drafter._naps = SimpleNamespace(asleep=False, step=step)  # type: ignore[assignment]
     record = drafter.new_record([1])
-    for at in range(20 * AWAKE):
+    for at in range(21):
         guesses: Sequence[int] = ()
         if chosen := drafter.choose([record]):
             (guesses,) = drafter.propose([Wanted(0, [1], chosen)], [record])  # type: ignore[assignment]
@@ -257,10 +296,7 @@ def test_what_guessing_takes_is_not_taken_for_what_looking_takes() -> None:
             judged=min(1, len(guesses)), right=(), error=None,
         )  # fmt: skip
         step_over(drafter, [BatchSlice(0, at, (1, *guesses), 1 + len(guesses))], run)
-        share.append(drafter._naps._share())
-    known = [found for found in share if found is not None]
-    assert known
-    assert max(map(abs, known)) < 1e-6
+    assert told == [(1, 0.02 if at % 5 == 4 else 0.008, 1, at % 5 == 4) for at in range(20)]
 
 
 def test_a_draft_that_takes_longer_than_a_step_and_brings_nothing_ends_no_engine() -> None:
@@ -279,7 +315,7 @@ def test_a_draft_that_takes_longer_than_a_step_and_brings_nothing_ends_no_engine
     controller = DraftController(4, verify_limit=63, partitioned=False)
     drafter = Drafter(provider, controller, verify_limit=63, clock=lambda: now)  # type: ignore[arg-type]
     record = drafter.new_record([1])
-    for at in range(20 * AWAKE):
+    for at in range(20 * FIRST_AWAKE):
         if chosen := drafter.choose([record]):
             drafter.propose([Wanted(0, [1], chosen)], [record])
         drafter.step_begins()
@@ -290,7 +326,7 @@ def test_a_draft_that_takes_longer_than_a_step_and_brings_nothing_ends_no_engine
         )  # fmt: skip
         shown += not drafter.asleep
         step_over(drafter, [BatchSlice(0, at, (1,), 1)], run)
-    assert shown > AWAKE
+    assert shown > FIRST_AWAKE
 
 
 def test_whatever_a_controller_says_a_batch_stays_within_its_limit() -> None:
@@ -325,8 +361,7 @@ def test_a_draft_that_is_never_right_naps_however_cheap_its_tries_are(length: in
     wrong.propose, wrong.observe, wrong.nap = propose, observe, lambda asleep: None
     controller = DraftController(15, verify_limit=256, partitioned=False)
     drafter = Drafter(wrong, controller, verify_limit=256, clock=lambda: now)  # type: ignore[arg-type]
-    shown = 0
-    for at in range(20 * AWAKE):
+    for at in range(10_000):
         if at % length == 0:
             record = drafter.new_record([1])
         guesses: Sequence[int] = ()
@@ -339,13 +374,11 @@ def test_a_draft_that_is_never_right_naps_however_cheap_its_tries_are(length: in
             judged=min(1, len(guesses)), right=(), error=None,
         )  # fmt: skip
         tokens = (1, *guesses)
-        before = now
         step_over(drafter, [BatchSlice(0, at, tokens, len(tokens))], run)
-        shown += now > before
-    assert shown < 6 * AWAKE
+    assert now < 1.02 * 10_000 * 0.002
 
 
-def test_prompt_lookup_that_takes_next_to_nothing_naps_to_find_that_out_alone() -> None:
+def test_prompt_lookup_that_takes_next_to_nothing_naps_for_plain_steps_alone() -> None:
     now, dice, missed = 0.0, random.Random(4), 0
     provider = PromptLookup()
     controller = LookupController(provider.longest, verify_limit=64, partitioned=True)
@@ -367,4 +400,4 @@ def test_prompt_lookup_that_takes_next_to_nothing_naps_to_find_that_out_alone() 
         )  # fmt: skip
         missed += drafter.asleep
         step_over(drafter, batch, run)
-    assert missed == PROBE
+    assert missed < 0.1 * 3000

@@ -23,8 +23,6 @@ from tests.engine.engine_helpers import prompt
 class AtRandom:
     """Stands for ``Naps``: falls asleep and wakes in a third of the steps."""
 
-    wants_plain = False
-
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
         self.asleep = False
@@ -34,6 +32,10 @@ class AtRandom:
         if self._dice.random() < 0.3:
             self.asleep = not self.asleep
             self.flips += 1
+
+    def begins(self) -> None:
+        if self.asleep:
+            self.step()
 
 
 class Forgetful(CheckingProvider):

@@ -172,7 +172,7 @@ def test_a_hundred_answers_lose_three_hundredths_at_most(
 
 @pytest.mark.parametrize(
     ("streams", "behind", "least"),
-    [(1, STEADY, 2.0), (1, SWITCHING, 1.7), (16, STEADY, 1.4), (16, SWITCHING, 1.3)],
+    [(1, STEADY, 2.0), (1, SWITCHING, 1.7), (16, STEADY, 1.35), (16, SWITCHING, 1.3)],
 )
 def test_guesses_that_mostly_come_are_found_to_pay(
     streams: int, behind: tuple[float, ...], least: float
@@ -180,7 +180,7 @@ def test_guesses_that_mostly_come_are_found_to_pay(
     # Now and then it is found late: a first try is a single guess, and may fail like any other.
     gains = [speed(always(0.9), streams, behind, seed=seed) for seed in range(1, 7)]
     assert sum(gains) / len(gains) > least
-    assert min(gains) > 1.3
+    assert min(gains) > 1.2
 
 
 def test_some_of_a_small_gain_is_taken_though_a_single_guess_does_not_pay() -> None:

@@ -12,6 +12,8 @@ from .prefill_shares import Planned
 
 def add_proposals(planned: list[Planned], drafter: Drafter, needs: CellNeeds) -> None:
     """Let guesses follow in a batch of decoding sequences, without taking anything from anybody."""
+    if drafter.dozing:
+        return
     records = [item.sequence.drafts for item in planned]
     longest = drafter.choose(records)
     if not longest:

@@ -101,6 +101,7 @@ class Drafter:
         self._verify_limit = verify_limit
         self._naps = Naps()
         self._asleep = False
+        self._dozing = 0
         self._over: _Over | None = None
         self._clock = clock
         self._on_drafted = on_drafted
@@ -123,12 +124,20 @@ class Drafter:
         """The provider was loaded again: it is looked at, whatever was known of the one before."""
         self._naps = Naps()
         self._asleep = False
+        self._dozing = 0
         self._over = None
 
     @property
     def asleep(self) -> bool:
         """Nothing is guessed for now, and instead of :meth:`observe` steps are :meth:`missed`."""
         return self._asleep
+
+    @property
+    def dozing(self) -> int:
+        """Steps for which it need not be asked nor told anything at all: in a long nap one in so
+        many tells what plain steps take. Where a step takes a millisecond, what was saved by a nap
+        would be spent on that otherwise."""
+        return self._dozing
 
     # ----------------------------------------------------------------------------- one step
 
@@ -147,7 +156,7 @@ class Drafter:
         """Fall asleep or wake: before anything is guessed, and so never between a guess and what
         comes of it."""
         if self._naps.asleep is not self._asleep:
-            self._asleep = self._naps.asleep
+            self._asleep, self._dozing = self._naps.asleep, 0
             self.provider.nap(asleep=self._asleep)
 
     def propose(
@@ -220,6 +229,8 @@ class Drafter:
 
     def step_begins(self) -> None:
         """The batch goes to the device."""
+        if self._dozing:
+            return
         before, self._began = self._began, self._clock()
         if self._over is not None:
             over, self._over = self._over, None
@@ -232,6 +243,8 @@ class Drafter:
                 self._naps.step(
                     over.sequences, seconds, committed=over.committed, guessed=over.guessed
                 )
+                if self._asleep:
+                    self._dozing = self._naps.untold
 
     def step_is_lost(self) -> None:
         """The step was broken off: nothing comes of what was guessed for it."""
@@ -239,10 +252,12 @@ class Drafter:
 
     def missed(self, batch: Sequence[BatchSlice]) -> None:
         """After a step that it slept through."""
-        if all(len(item.tokens) == item.outputs for item in batch):
+        if self._dozing:
+            self._dozing -= 1
+        elif all(len(item.tokens) == item.outputs for item in batch):
             seconds = self._clock() - self._began
             self._over = _Over(len(batch), seconds, 0.0, committed=len(batch), guessed=False)
-            self._controller.missed(len(batch), seconds)
+            self._controller.missed(len(batch), seconds * (1 + self._naps.untold))
 
     def observe(
         self, batch: Sequence[BatchSlice], kept: Sequence[int], taken: Sequence[Sequence[Run]]

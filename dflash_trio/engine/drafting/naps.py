@@ -39,6 +39,8 @@ STALE_SOON, STALE = 1024, 8192
 """Steps awake after which plain ones are looked at again: of a draft that wins less than
 ``MUCH`` of the time, and of any other."""
 MUCH = 0.05
+UNTOLD = 7
+"""Steps of a long nap that are not looked at, for one that is."""
 _SETTLING = 8
 """Steps that say nothing of plain ones, after it fell asleep: llama.cpp plans its memory anew."""
 _BEHIND = 2
@@ -96,20 +98,27 @@ class Naps:
 
     def step(self, sequences: int, seconds: float, *, committed: int, guessed: bool) -> None:
         """A step of so many ``sequences`` without prompts took ``seconds``, with all that comes
-        before the next one, and ``committed`` so many tokens. ``guessed``: it had guesses."""
-        self._steps += 1
+        before the next one, and ``committed`` so many tokens. ``guessed``: it had guesses. It is
+        taken for the ``untold`` ones before it, too."""
+        times = 1 + self.untold
+        self._steps += times
         self._behind = 0 if guessed else min(self._behind + 1, _BEHIND)
         plain = self._plain(sequences)
         if plain is not None:
             ordinary = self._behind == _BEHIND and self._steps > _SETTLING
             seconds = min(seconds, (_OUTLIER if ordinary else _MOST) * plain)
-        self._save(ALLOWANCE * seconds)
+        self._save(ALLOWANCE * seconds * times)
         if self.asleep:
             self._sleep(sequences, seconds, plain)
         else:
             self._watch(seconds, None if plain is None else committed / sequences * plain - seconds)
         if plain is not None and self._saved is not None:
             self._saved = min(self._saved, MOST_SAVED * plain)
+
+    @property
+    def untold(self) -> int:
+        """Steps of this nap that it need not be told of, between two that it is."""
+        return UNTOLD if self.asleep and self._steps >= PROBE else 0
 
     def begins(self) -> None:
         """An answer begins, of which nothing is computed yet."""
@@ -126,7 +135,7 @@ class Naps:
         if self._steps == PROBE:
             self._judge_again()
         if self._may_wake:
-            self._waited += 1
+            self._waited += 1 + self.untold
             if not self._losing or self._waited >= PATIENCE:
                 self._wake()
 

@@ -43,10 +43,11 @@ class World:
     def run(self, steps: int, *, answers: int = 200) -> float:
         """How fast that was, to a server without a draft. ``answers``: steps of each."""
         took = alone = 0.0
-        speed, before = 1.0, self.naps.asleep
+        speed, before, untold = 1.0, self.naps.asleep, 0
         for at in range(steps):
             if at % answers == 0:
                 self.naps.begins()
+                untold = self.naps.untold and untold
             asleep = self.naps.asleep
             self.awake.append(not asleep)
             sequences = self.sequences(at)
@@ -69,7 +70,11 @@ class World:
             alone += tokens * ordinary
             committed = int(sequences * tokens)
             assert committed == sequences * tokens
+            if untold:
+                untold -= 1
+                continue
             self.naps.step(sequences, seconds, committed=committed, guessed=guess is not None)
+            untold = self.naps.untold
         return alone / took
 
 
@@ -283,7 +288,7 @@ def test_what_guessing_takes_is_lost_once_and_by_the_step_that_it_was_for() -> N
     def step(sequences: int, seconds: float, *, committed: int, guessed: bool) -> None:
         told.append((sequences, round(seconds, 6), committed, guessed))
 
-    drafter._naps = SimpleNamespace(asleep=False, step=step)  # type: ignore[assignment]
+    drafter._naps = SimpleNamespace(asleep=False, step=step, untold=0)  # type: ignore[assignment]
     record = drafter.new_record([1])
     for at in range(21):
         guesses: Sequence[int] = ()

@@ -33,6 +33,10 @@ class AtRandom:
             self.asleep = not self.asleep
             self.flips += 1
 
+    @property
+    def untold(self) -> int:
+        return self._dice.choice((0, 0, 1, 3))
+
     def begins(self) -> None:
         if self.asleep:
             self.step()

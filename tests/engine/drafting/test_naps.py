@@ -260,6 +260,38 @@ def test_a_napping_draft_is_told_of_no_step_and_asked_nothing(looks: bool) -> No
     assert provider.observed == controller.asked == steps - asleep
 
 
+def test_in_a_long_nap_hardly_a_clock_is_read() -> None:
+    now, read = 0.0, 0
+
+    def clock() -> float:
+        nonlocal read
+        read += 1
+        return now
+
+    def looking() -> None:
+        nonlocal now
+        now += 0.001
+
+    provider = Counting(looks=True, looking=looking)
+    drafter = Drafter(provider, Never(), verify_limit=63, clock=clock)  # type: ignore[arg-type]
+    record = drafter.new_record([1])
+    slept, of_these = 0, 0
+    for at in range(FIRST_AWAKE + 3000):
+        before, asleep = read, drafter.asleep
+        drafter.choose([record])
+        drafter.step_begins()
+        now += 0.001
+        run = SimpleNamespace(
+            sequence=SimpleNamespace(drafts=record), kept=1, accepted=0, judged=0, right=(),
+            error=None,
+        )  # fmt: skip
+        step_over(drafter, [BatchSlice(0, at, (1,), 1)], run)
+        if asleep and drafter.asleep:
+            slept, of_these = slept + 1, of_these + read - before
+    assert slept > 2500
+    assert of_these < 0.5 * slept  # else two and more of each step
+
+
 def test_what_guessing_takes_is_lost_once_and_by_the_step_that_it_was_for() -> None:
     # Every fifth step has guesses, which take longer than the step itself; looking is free.
     now, told = 0.0, []

@@ -183,6 +183,14 @@ def test_clocks_that_do_not_move_end_no_engine() -> None:
     assert naps._saved == 0.0
 
 
+def run_of(record: Any, *, judged: int = 0) -> Any:
+    """A token said, and no guess that was right."""
+    return SimpleNamespace(
+        sequence=SimpleNamespace(drafts=record), kept=1, accepted=0, judged=judged, right=(),
+        error=None,
+    )  # fmt: skip
+
+
 def step_over(drafter: Drafter, batch: list[BatchSlice], run: Any) -> None:
     """As the scheduler does."""
     if drafter.asleep:
@@ -249,10 +257,7 @@ def test_a_napping_draft_is_told_of_no_step_and_asked_nothing(looks: bool) -> No
         assert drafter.choose([record]) == 0
         drafter.step_begins()
         now += 0.001
-        run = SimpleNamespace(
-            sequence=SimpleNamespace(drafts=record), kept=1, accepted=0, judged=0, right=(),
-            error=None,
-        )  # fmt: skip
+        run = run_of(record)
         asleep += drafter.asleep
         step_over(drafter, [BatchSlice(0, at, (1,), 1)], run)
     # Looking takes as long as a step, so it sleeps for most of the time; or is free.
@@ -281,10 +286,7 @@ def test_in_a_long_nap_hardly_a_clock_is_read() -> None:
         drafter.choose([record])
         drafter.step_begins()
         now += 0.001
-        run = SimpleNamespace(
-            sequence=SimpleNamespace(drafts=record), kept=1, accepted=0, judged=0, right=(),
-            error=None,
-        )  # fmt: skip
+        run = run_of(record)
         step_over(drafter, [BatchSlice(0, at, (1,), 1)], run)
         if asleep and drafter.asleep:
             slept, of_these = slept + 1, of_these + read - before
@@ -328,10 +330,7 @@ def test_what_guessing_takes_is_lost_once_and_by_the_step_that_it_was_for() -> N
             (guesses,) = drafter.propose([Wanted(0, [1], chosen)], [record])  # type: ignore[assignment]
         drafter.step_begins()
         now += 0.008
-        run = SimpleNamespace(
-            sequence=SimpleNamespace(drafts=record), kept=1, accepted=0,
-            judged=min(1, len(guesses)), right=(), error=None,
-        )  # fmt: skip
+        run = run_of(record, judged=min(1, len(guesses)))
         step_over(drafter, [BatchSlice(0, at, (1, *guesses), 1 + len(guesses))], run)
     assert told == [(1, 0.02 if at % 5 == 4 else 0.008, 1, at % 5 == 4) for at in range(20)]
 
@@ -357,10 +356,7 @@ def test_a_draft_that_takes_longer_than_a_step_and_brings_nothing_ends_no_engine
             drafter.propose([Wanted(0, [1], chosen)], [record])
         drafter.step_begins()
         now += 0.008
-        run = SimpleNamespace(
-            sequence=SimpleNamespace(drafts=record), kept=1, accepted=0, judged=0, right=(),
-            error=None,
-        )  # fmt: skip
+        run = run_of(record)
         shown += not drafter.asleep
         step_over(drafter, [BatchSlice(0, at, (1,), 1)], run)
     assert shown > FIRST_AWAKE
@@ -406,10 +402,7 @@ def test_a_draft_that_is_never_right_naps_however_cheap_its_tries_are(length: in
             (guesses,) = drafter.propose([Wanted(0, [1], chosen)], [record])  # type: ignore[assignment]
         drafter.step_begins()
         now += 0.002 + 0.00001 * len(guesses)
-        run = SimpleNamespace(
-            sequence=SimpleNamespace(drafts=record), kept=1, accepted=0,
-            judged=min(1, len(guesses)), right=(), error=None,
-        )  # fmt: skip
+        run = run_of(record, judged=min(1, len(guesses)))
         tokens = (1, *guesses)
         step_over(drafter, [BatchSlice(0, at, tokens, len(tokens))], run)
     assert now < 1.02 * 10_000 * 0.002

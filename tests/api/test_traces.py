@@ -97,7 +97,8 @@ async def test_a_request_is_a_span_with_what_it_took_and_nothing_of_what_was_sai
         route.read(answered, stream=stream)
         assert "unspeakable" in "".join(answered.text.split()) or stream
         (span,) = await collected.until(1)
-    assert before <= span.began < span.ended <= time.time_ns()
+    # It ends when a clock says that nobody sets; the other one may be slewed meanwhile.
+    assert before <= span.began < span.ended <= time.time_ns() + 10**9
     assert (span.name, span.parent_id, span.status) == (f"POST {route.path}", "", 0)
     said = dict(span.attributes)
     assert 0 < said.pop("gen_ai.response.time_to_first_chunk", 1) < 60

@@ -299,10 +299,11 @@ class Drafter:
         if judged:
             self._steps += 1
             self._verify_seconds += step_seconds
+        committed = sum(kept)
         self._controller.observe(
             [item.outputs for item in batch],
             judged,
-            committed=sum(kept),
+            committed=committed,
             asked=asked,
             draft_seconds=draft_seconds,
             step_seconds=step_seconds,
@@ -311,7 +312,7 @@ class Drafter:
         )
         if self.provider.looks_at_steps:
             seconds = draft_seconds + step_seconds + looking
-            self._over = _Over(len(batch), seconds, draft_seconds, sum(kept), bool(judged))
+            self._over = _Over(len(batch), seconds, draft_seconds, committed, bool(judged))
 
     def _watch(self, run: Run, record: DraftRecord) -> None:
         """Compare what was guessed for a sequence, whether verified or not, with what it said."""

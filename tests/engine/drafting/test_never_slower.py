@@ -180,7 +180,7 @@ def test_guesses_that_mostly_come_are_found_to_pay(
     # Now and then it is found late: a first try is a single guess, and may fail like any other.
     gains = [speed(always(0.9), streams, behind, seed=seed) for seed in range(1, 7)]
     assert sum(gains) / len(gains) > least
-    assert min(gains) > 1.2
+    assert min(gains) > 1.3
 
 
 def test_some_of_a_small_gain_is_taken_though_a_single_guess_does_not_pay() -> None:

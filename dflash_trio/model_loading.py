@@ -164,6 +164,7 @@ def _load_draft(
                 on_progress=progress,
                 stopped=stopped,
                 batch_rows=runner.batch_rows,
+                ranks=model.tree_budget is not None,
             )
         return DraftModelProvider(
             spec,

@@ -74,6 +74,11 @@ class KVLedger:
         return self._pool
 
     @property
+    def has_all_cells(self) -> bool:
+        """Every slot has its whole context: nobody can take a cell that another one might want."""
+        return self._pool >= self._slots * self._max_ctx
+
+    @property
     def committed(self) -> int:
         """Cells promised to holds that live now."""
         return self._committed

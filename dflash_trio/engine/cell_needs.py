@@ -37,14 +37,17 @@ class CellNeeds:
             return True
         return self._ledger.extend(hold, max(shortfall, self.headroom(sequence))) >= shortfall
 
-    def spare(self, sequence: Sequence) -> tuple[int, int]:
+    def spare(self, sequence: Sequence, whole: int = 0) -> tuple[int, int]:
         """Tokens after its next one that a decoding sequence has cells for already and could say,
-        and those cells."""
+        and those cells. Where no cells are shared, ``whole`` are granted up to the context's end,
+        whatever it was promised and may say: they are nobody else's."""
         hold, prepared = sequence.hold, sequence.prepared
         # Answers of one generation have a promise in common.
         answers = 1 if prepared.n == 1 else len(self._answers(sequence.generation_id))
         cells = (hold.cells - self.needed(sequence)) // answers
         room = self._ledger.room - sequence.length - 1
+        if whole and self._ledger.has_all_cells:
+            return min(whole, room), max(cells, min(whole, room))
         return min(cells, room, prepared.max_tokens - sequence.generated - 1), cells
 
     def resume(self, sequence: Sequence, spare: int) -> bool:

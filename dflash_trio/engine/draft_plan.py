@@ -18,10 +18,12 @@ def add_proposals(planned: list[Planned], drafter: Drafter, needs: CellNeeds) ->
     longest = drafter.choose(records)
     if not longest:
         return
+    # Batches of one shape, also where not all that is guessed could still be said.
+    whole = longest if drafter.provider.steady else 0
     wanted: list[Wanted | None] = []
     for item, record in zip(planned, records, strict=True):
         assert record is not None
-        spare, cells = needs.spare(item.sequence)
+        spare, cells = needs.spare(item.sequence, whole)
         row, tokens = item.slice.seq_id, record.tokens
         wanted.append(drafter.want(row, tokens, longest, spare, cells) if spare > 0 else None)
     generations = frozenset(item.sequence.generation_id for item in planned)

@@ -149,7 +149,7 @@ class DraftContext:
     def decode(self, batch: llama.llama_batch) -> bool:
         """Compute a batch; on a GPU it may be under way yet. False: there are no cells for it, or
         it was aborted. Of what its rows have then nothing is certain."""
-        if self._abort_flag[0] != b"\0":
+        if self.aborted:
             return False
         code = llama.llama_decode(self.native, batch)
         if code not in (0, 1, 2):
@@ -159,6 +159,10 @@ class DraftContext:
     def abort(self) -> None:
         """Let the batch under way and all after it fail. From any thread."""
         self._abort_flag[0] = b"\1"
+
+    @property
+    def aborted(self) -> bool:
+        return bool(self._abort_flag[0] != b"\0")
 
     def rearm(self) -> None:
         """Let batches be computed again."""

@@ -85,6 +85,7 @@ class DraftModelProvider:
         self._caught_up = 0.0
 
     matched = ()
+    steady = False
     looks_at_steps = False
 
     @property

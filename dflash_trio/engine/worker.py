@@ -20,13 +20,14 @@ from attrs import frozen
 from ..generation.request import PreparedPrompt
 from ..generation.status import EngineStatistics, EngineTimings
 from .admission import Hold, KVLedger
-from .drafting.acceptance import TreeAcceptance
+from .drafting.acceptance import Acceptance, TreeAcceptance
 from .drafting.controller import DraftController
 from .drafting.drafter import Controller, Drafter, TreeDrafter
 from .drafting.lazy import LazyDraft
 from .drafting.lookup_controller import LookupController
 from .drafting.prompt_lookup import PromptLookup
 from .drafting.provider import DraftProvider, RankingProvider
+from .drafting.steady_controller import SteadyController
 from .model_runner import LoadingStopped, ModelInfo, ModelLoadError, ModelRunner, Vocabulary
 from .prefix_store import PrefixStore
 from .scheduler import Delivery, Scheduler
@@ -385,33 +386,39 @@ class EngineWorker:
         longest, budget = model.drafts.longest, model.tree_budget
         limit, partitioned = model.verify_limit, not model.runner.shares_cells
         drafted, working = self._meter.drafted, self._on_drafting
-        controller: Controller
-        if budget is not None:
-            assert isinstance(model.drafts, RankingProvider)
-            controller = DraftController(
-                budget, verify_limit=limit, partitioned=partitioned, acceptance=TreeAcceptance
+        drafts, wants_runs = model.drafts, model.runner.wants_runs
+
+        def controller() -> Controller:
+            if drafts.steady:
+                judge = Acceptance if budget is None else TreeAcceptance
+                return SteadyController(budget or longest, verify_limit=limit, acceptance=judge)
+            if budget is not None:
+                return DraftController(
+                    budget, verify_limit=limit, partitioned=partitioned, acceptance=TreeAcceptance
+                )
+            # What follows a match costs little to look up, and tells how sure it is.
+            decide = LookupController if isinstance(drafts, PromptLookup) else DraftController
+            return decide(
+                longest, verify_limit=limit, partitioned=partitioned, builds_graphs=wants_runs
             )
+
+        if budget is not None:
+            assert isinstance(drafts, RankingProvider)
             return TreeDrafter(
-                model.drafts,
-                controller,
+                drafts,
+                controller(),
                 budget=budget,
                 paths=model.runner.tree_paths,
                 verify_limit=limit,
+                new_controller=controller,
                 on_drafted=drafted,
                 on_working=working,
             )
-        # What follows a match costs little to look up, and tells how sure it is.
-        decide = LookupController if isinstance(model.drafts, PromptLookup) else DraftController
-        controller = decide(
-            longest,
-            verify_limit=limit,
-            partitioned=partitioned,
-            builds_graphs=model.runner.wants_runs,
-        )
         return Drafter(
-            model.drafts,
-            controller,
+            drafts,
+            controller(),
             verify_limit=limit,
+            new_controller=controller,
             on_drafted=drafted,
             on_working=working,
         )

@@ -80,7 +80,8 @@ class Drafter:
 
     ``verify_limit``: tokens that a batch with guesses has at most, whatever the controller says:
     llama.cpp ends the process where more outputs are wanted than its context was made for.
-    ``clock``: seconds. ``on_drafted`` is told how many seconds each guessing took.
+    ``new_controller``: makes the one for a provider that was loaded again, which may be of another
+    kind then. ``clock``: seconds. ``on_drafted`` is told how many seconds each guessing took.
     ``on_working`` is told the generations that the provider is about to guess for, the empty set
     where it is to look at a step, and ``None`` when it is done. The provider belongs to whoever
     made it, and is closed there."""
@@ -91,11 +92,13 @@ class Drafter:
         controller: Controller,
         *,
         verify_limit: int,
+        new_controller: Callable[[], Controller] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         on_drafted: Callable[[float], object] = lambda _: None,
         on_working: Callable[[frozenset[int] | None], object] = lambda _: None,
     ) -> None:
         self.provider = provider
+        self._new_controller = new_controller
         self._tree_budget: int | None = None
         self._controller = controller
         self._verify_limit = verify_limit
@@ -122,6 +125,8 @@ class Drafter:
 
     def begin_anew(self) -> None:
         """The provider was loaded again: it is looked at, whatever was known of the one before."""
+        if self._new_controller is not None:
+            self._controller = self._new_controller()
         self._naps = Naps()
         self._asleep = False
         self._dozing = 0
@@ -365,6 +370,7 @@ class TreeDrafter(Drafter):
         budget: int,
         paths: int,
         verify_limit: int,
+        new_controller: Callable[[], Controller] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         on_drafted: Callable[[float], object] = lambda _: None,
         on_working: Callable[[frozenset[int] | None], object] = lambda _: None,
@@ -373,6 +379,7 @@ class TreeDrafter(Drafter):
             provider,
             controller,
             verify_limit=verify_limit,
+            new_controller=new_controller,
             clock=clock,
             on_drafted=on_drafted,
             on_working=on_working,

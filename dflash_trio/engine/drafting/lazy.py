@@ -94,6 +94,10 @@ class LazyDraft:
         return self._provider is not None and self._provider.looks_at_steps
 
     @property
+    def steady(self) -> bool:
+        return self._provider is not None and self._provider.steady
+
+    @property
     def caught_up_seconds(self) -> float:
         return 0.0 if self._provider is None else self._provider.caught_up_seconds
 

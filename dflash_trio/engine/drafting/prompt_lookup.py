@@ -76,6 +76,7 @@ class PromptLookup:
 
     kind = KIND
     caught_up_seconds = 0.0
+    steady = False
     looks_at_steps = True
 
     def __init__(self, longest: int = LONGEST) -> None:

@@ -54,6 +54,12 @@ class DraftProvider(Protocol):
         ...
 
     @property
+    def steady(self) -> bool:
+        """It guesses quickly on a device that replays what it has recorded: guesses are worth
+        something there if each step has equally many."""
+        ...
+
+    @property
     def caught_up_seconds(self) -> float:
         """Of the latest :meth:`propose`: what it spent on tokens that it knew nothing of, as those
         of a prompt, and not on guesses. It will not spend that again."""

@@ -28,6 +28,7 @@ class CheckingProvider:
 
     kind = "scripted"
     caught_up_seconds = 0.0
+    steady = False
     looks_at_steps = False
     matched = ()
 

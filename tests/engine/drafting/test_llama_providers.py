@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
+import dflash_trio.engine.llama_block_outputs as llama_block_outputs
 import dflash_trio.engine.llama_dflash as llama_dflash
 from dflash_trio.config import DevicePlacement
 from dflash_trio.engine.context_size import context_size, draft_context
@@ -42,7 +43,8 @@ SLOTS, MAX_CTX, CHUNK = 3, 256, 64
 CPU = (DevicePlacement("cpu", 0),)
 TOKENIZER = tiny_tokenizer()
 STEADY = " in batches of one size, as on a GPU"
-KINDS = ["dflash", "dflash" + STEADY, "dflash2", "dspark", "dspark-behind", "draft-model"]
+IN_ONE_PASS = " in one pass, as on a GPU"
+KINDS = ["dflash", "dflash" + STEADY, "dflash" + IN_ONE_PASS, "dflash2", "dspark", "dspark-behind", "draft-model"]
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +145,8 @@ def make(runner: LlamaRunner, target: Path, drafts: dict[str, Path]) -> Iterator
 
     def make(kind: str, *, longest: int | None = None) -> Rows:
         close()
-        steady = kind.endswith(STEADY)
-        kind = kind.removesuffix(STEADY)
+        steady, in_one_pass = kind.endswith(STEADY), kind.endswith(IN_ONE_PASS)
+        kind = kind.removesuffix(STEADY).removesuffix(IN_ONE_PASS)
         pool = 400 if runner.shares_cells else None
         file = check_draft_file(str(drafts[kind]), longest, check_model_file(str(target)))
         size = context_size(trained=2048, slots=SLOTS, max_ctx=MAX_CTX, pool=pool)
@@ -153,7 +155,11 @@ def make(runner: LlamaRunner, target: Path, drafts: dict[str, Path]) -> Iterator
         provider: DraftProvider
         if file.is_block_draft:
             provider = DFlashProvider(
-                runner.context, spec, batch_rows=runner.batch_rows, steady_shapes=steady
+                runner.context,
+                spec,
+                batch_rows=runner.batch_rows,
+                steady_shapes=steady,
+                in_one_pass=in_one_pass,
             )
         else:
             provider = DraftModelProvider(spec, vocabulary_size=runner.vocabulary.size)
@@ -447,7 +453,7 @@ def test_a_dflash2_walks_to_the_best_successor_of_each_token(make: MakeRows) -> 
     rows = make("dflash2")
     assert isinstance(rows.provider, DFlashProvider)
     rows.feed(r0=SHORT)
-    lattice = llama_dflash.read_lattice
+    lattice = llama_block_outputs.read_lattice
     seen: list[Any] = []
 
     def read(*arguments: Any) -> Any:
@@ -455,7 +461,7 @@ def test_a_dflash2_walks_to_the_best_successor_of_each_token(make: MakeRows) -> 
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(llama_dflash, "read_lattice", read)
+        patch.setattr(llama_block_outputs, "read_lattice", read)
         guess = rows.guess(77, 0, limit=7)[0]
     before, expected = 0, []
     for position in range(1, 8):

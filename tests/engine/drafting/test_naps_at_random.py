@@ -46,6 +46,7 @@ class Forgetful(CheckingProvider):
     """Knows of each row the tokens that it was told of without a gap, and only guesses where these
     go up to the last one. They have to be the sequence's."""
 
+    steady = False
     looks_at_steps = True
 
     def __init__(self, *arguments: Any, **more: Any) -> None:

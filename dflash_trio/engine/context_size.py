@@ -113,9 +113,12 @@ def draft_context(target: ContextSize, spare: int, *, on_cpu: bool) -> ContextSi
     """A draft's cache: on a CPU laid out as its target's would be without trees, with ``spare``
     more cells for each sequence. On a GPU shared by all: a partitioned one computes rows at once
     only if they lie beside each other."""
+    each, whole = target.max_ctx + spare, target.pool >= target.slots * target.max_ctx
     pool = target.pool + target.slots * spare
-    partitioned = on_cpu and target.pool >= target.slots * target.max_ctx
-    return ContextSize(target.max_ctx + spare, pool, target.slots, partitioned)
+    if whole and not on_cpu:
+        # What :mod:`llama_block_pass` wants: it gives each row its own cells, and one more.
+        pool = target.slots * padded(each + 1)
+    return ContextSize(each, pool, target.slots, partitioned=on_cpu and whole)
 
 
 def draft_batch(slots: int, block: int) -> int:

@@ -42,6 +42,8 @@ class LlamaBatch:
         def pointer(array: Any, kind: Any) -> Any:
             return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
 
+        self.has_guesses = False
+        """A slice has several outputs."""
         self.native = llama.llama_batch(
             n_tokens=0,
             token=pointer(self._token, llama.llama_token),
@@ -62,10 +64,6 @@ class LlamaBatch:
         """Tokens."""
         return int(self.native.n_tokens)
 
-    @property
-    def has_trees(self) -> bool:
-        return bool(self._trees)
-
     def fill(
         self, slices: Sequence[BatchSlice], ids: Mapping[int, Sequence[Sequence[int]]] | None = None
     ) -> None:
@@ -85,9 +83,12 @@ class LlamaBatch:
         at = place = 0
         firsts = []
         outputs = 0
+        self.has_guesses = False
         for item in slices:
             firsts.append(outputs)
             outputs += item.outputs
+            if item.outputs > 1:
+                self.has_guesses = True
         if outputs > self._most_outputs:  # llama.cpp would end the process
             raise EngineError(f"a batch of more than {self._most_outputs} outputs")
         self._rows = [0] * outputs

@@ -44,10 +44,8 @@ FEWEST_CELLS = 256
 """That a graph looks at; else a power of two times as many."""
 MOST_GRAPHS = 64
 """That are kept."""
-RECORDED_AT_FIRST = 40
-"""Graphs that are computed before anybody waits for them."""
-_TO_RECORD = 3
-"""Times that one is computed until a GPU has recorded it."""
+MADE_AT_FIRST = 40
+"""Graphs that are made before anybody waits for them."""
 MOST_EMBEDDINGS = 4096
 """Tokens whose embeddings are kept."""
 _HIDDEN = -np.inf
@@ -121,6 +119,7 @@ class BlockPass:
                 largest.graph.close()
             width = max(self._maker.groups, ALTERNATIVES)
             self._outputs = device.allocate_on_host(3 * 4 * ROWS_AT_ONCE * block * width)
+            self._outputs_address = self._outputs.ctypes.data
             self._mask_row = read_row(weights.embeddings, shape.mask)
         except BaseException:
             self.close()
@@ -263,16 +262,16 @@ class BlockPass:
             cells *= 2
         return min(cells, self._cells)
 
-    def record(self, *, ranks: bool) -> None:
-        """Let a device that records what it computes see the first graphs: those for short
-        sequences. What they compute means nothing."""
+    def warm_up(self, *, ranks: bool) -> None:
+        """Make the first graphs, those for short sequences, and compute each once: a GPU loads its
+        programs as they are first used. What they compute means nothing."""
         keys = []
         for cells in (2 * FEWEST_CELLS, FEWEST_CELLS):
             for first in range(0, self._slots, ROWS_AT_ONCE):
                 rows = min(ROWS_AT_ONCE, self._slots - first)
                 keys.append(Key(first, rows, self._looked_at(cells), ranks))
                 keys += [Key(first + i, 1, self._looked_at(cells), ranks) for i in range(rows)]
-        for key in (Key(0, 0, 0), *keys[:RECORDED_AT_FIRST]):
+        for key in (Key(0, 0, 0), *keys[:MADE_AT_FIRST]):
             built = self._built(key)
             if key.rows:
                 self._fill(built, key)
@@ -281,9 +280,8 @@ class BlockPass:
                 built.inputs.injected_positions[:] = 0
                 built.inputs.features[:] = 0
             self._filled = None
-            for _ in range(_TO_RECORD):
-                self._compute(built)
-                self._device.wait()
+            self._compute(built)
+            self._device.wait()
 
     def _run(self, wanted: Sequence[Wanted], key: Key) -> Built | None:
         """Begin to compute these. ``None``: nothing more is to be computed."""
@@ -355,7 +353,7 @@ class BlockPass:
         count = count_of(address)
         into = self._outputs[offset : offset + 4 * count].view(kind)
         self._ggml.backend_tensor_get_async(
-            self._device.backend, address, into.ctypes.data, 0, 4 * count
+            self._device.backend, address, self._outputs_address + offset, 0, 4 * count
         )
         return into
 
@@ -398,7 +396,7 @@ def open_block_pass(
         return None
     devices = find_devices(spec.devices)
     try:
-        device = Device(devices[0].handle if devices else None)
+        device = Device(devices[0].handle if devices else None, spec.threads)
     except MissingSymbol:
         return None
     made = None

@@ -92,7 +92,7 @@ class DFlashProvider:
         if self._pass is not None:
             self._computer: BlockComputer = self._pass
             if not context.on_cpu:
-                self._pass.record(ranks=ranks)
+                self._pass.warm_up(ranks=ranks)
             return
         self._computer = BlockBatches(
             context, spec, target, self._rows, values=values, steady_shapes=self._steady_shapes

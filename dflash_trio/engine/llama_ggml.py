@@ -59,14 +59,8 @@ class _TypeTraits(ctypes.Structure):
     ]
 
 
-_P, _I, _L, _Z, _F = (
-    ctypes.c_void_p,
-    ctypes.c_int,
-    ctypes.c_int64,
-    ctypes.c_size_t,
-    ctypes.c_float,
-)
-_BOOL = ctypes.c_bool
+_P, _I, _L, _Z = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_size_t
+_F, _BOOL = ctypes.c_float, ctypes.c_bool
 
 _QUICK: dict[str, tuple[Any, ...]] = {
     # result, arguments
@@ -112,6 +106,7 @@ _QUICK: dict[str, tuple[Any, ...]] = {
     "ggml_backend_buffer_is_host": (_BOOL, _P),
     "ggml_backend_tensor_alloc": (_I, _P, _P, _P),
     "ggml_backend_view_init": (_I, _P),
+    "ggml_backend_cpu_set_n_threads": (None, _P, _I),
     "ggml_backend_tensor_set_async": (None, _P, _P, _P, _Z, _Z),
     "ggml_backend_tensor_get_async": (None, _P, _P, _P, _Z, _Z),
 }
@@ -194,15 +189,17 @@ def read_row(address: int, row: int) -> Any:
 class Device:
     """A queue of work on one device, and memory there. Used and closed by one thread.
 
-    ``handle``: ggml_backend_dev_t; ``None``: the CPU.
+    ``handle``: ggml_backend_dev_t; ``None``: the CPU, with so many ``threads``.
     """
 
-    def __init__(self, handle: int | None) -> None:
+    def __init__(self, handle: int | None, threads: int = 1) -> None:
         functions = ggml()
         self._device = handle or functions.backend_dev_by_type(0)
         self.backend = functions.backend_dev_init(self._device, None)
         if not self.backend:
             raise EngineError("ggml cannot use the device")
+        if not handle:
+            functions.backend_cpu_set_n_threads(self.backend, threads)
         self._buffers: list[int] = []
 
     def allocate(self, size: int) -> Memory:

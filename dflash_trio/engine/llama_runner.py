@@ -347,8 +347,8 @@ class LlamaRunner:
 
     def likeliest(self, output: int) -> int:
         """The token with the largest logit. Looked for in all outputs at once, when the first of
-        them is asked for."""
-        if self._batch.has_trees:  # most branches are never looked at
+        them is asked for, but where tokens are guessed: most are never looked at then."""
+        if self._batch.has_guesses:
             return int(self._all_logits()[self._batch.place(output)].argmax())
         if self._likeliest is None:
             self._likeliest = self._all_logits().argmax(axis=1)

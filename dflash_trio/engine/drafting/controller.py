@@ -303,6 +303,9 @@ class DraftController:
         self._trying = False
         self._bound_account(plain)
 
+    def took(self, seconds: float) -> None:
+        """Nothing: what lies between steps is the same with guesses and without, about."""
+
     def missed(self, sequences: int, seconds: float) -> None:
         """See ``drafter.Controller``. It saves up for tries all the same."""
         self._earn(ALLOWANCE * seconds)

@@ -16,7 +16,7 @@ from ...generation.status import DraftState, DraftStatistics
 from ..model_runner import BatchSlice
 from .draft_tree import NOTHING, DraftTree, grow
 from .lazy import LazyDraft
-from .naps import Naps
+from .naps import HIGH_STAKES, Naps
 from .provider import DraftProvider, RankingProvider, Wanted
 from .record import DraftRecord
 
@@ -48,6 +48,10 @@ class Controller(Protocol):
         step_seconds: float,
         caught_up_seconds: float = 0.0,
     ) -> None: ...
+
+    def took(self, seconds: float) -> None:
+        """The step that was observed last took so long, with all that comes before the next one."""
+        ...
 
     def missed(self, sequences: int, seconds: float) -> None:
         """A step without guesses, of which nothing else is known."""
@@ -102,7 +106,7 @@ class Drafter:
         self._tree_budget: int | None = None
         self._controller = controller
         self._verify_limit = verify_limit
-        self._naps = Naps()
+        self._naps = self._new_naps()
         self._asleep = False
         self._dozing = 0
         self._over: _Over | None = None
@@ -127,10 +131,13 @@ class Drafter:
         """The provider was loaded again: it is looked at, whatever was known of the one before."""
         if self._new_controller is not None:
             self._controller = self._new_controller()
-        self._naps = Naps()
+        self._naps = self._new_naps()
         self._asleep = False
         self._dozing = 0
         self._over = None
+
+    def _new_naps(self) -> Naps:
+        return Naps(HIGH_STAKES) if self.provider.steady else Naps()
 
     @property
     def asleep(self) -> bool:
@@ -243,6 +250,8 @@ class Drafter:
             seconds = self._began - before - self._drafting + over.drafting
             # But where nobody was there for a while, that is none of its time.
             seconds = min(seconds, _LONGER * over.seconds)
+            if not self._asleep:
+                self._controller.took(seconds)
             # While prompts wait nobody chooses, and so it may not nap yet, or still does.
             if self._naps.asleep is self._asleep:
                 self._naps.step(

@@ -172,6 +172,9 @@ class LookupController:
         self._account = min(max(self._account, -2 * MOST_OWED * plain), MOST_SAVED * plain)
         self._step_costs.observe_step(lengths, step_seconds, judged=bool(judged))
 
+    def took(self, seconds: float) -> None:
+        """Nothing: what lies between steps is the same with guesses and without, about."""
+
     def missed(self, sequences: int, seconds: float) -> None:
         """See ``drafter.Controller``. It saves up for tries all the same."""
         most = MOST_SAVED * self._step_costs.estimate(sequences)

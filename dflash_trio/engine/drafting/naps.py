@@ -8,15 +8,22 @@ with a draft that is awake, for the tokens that they commit, and what plain step
 and is not in the way at all.
 
 What it wins or loses so is kept on an account, in seconds, which gets ``ALLOWANCE`` of all time.
-Where that is overdrawn the draft naps, until it has saved enough to lose ``TRY`` plain steps. So
-one that loses much is awake for a moment now and then, one that loses little for longer, and one
-that wins all the time, but for short naps that tell what plain steps take now. Each nap begins with
-such a look: a machine that became slower, and not the draft, may be what the time was lost by.
+Where that is overdrawn the draft naps, until it has saved enough to lose some plain steps
+(``Stakes``). So one that loses much is awake for a moment now and then, one that loses little for
+longer, and one that wins all the time, but for short naps that tell what plain steps take now. Each
+nap begins with such a look: a machine that became slower, and not the draft, may be what the time
+was lost by.
+
+Waking is dear where a device plans its memory anew for it: a GPU takes fifty steps' time for it.
+What that has cost is lost, whatever is done next. So a draft that wins by now stays awake, though
+the account is overdrawn, as long as it is by no more than ``MOST_OWED``.
 """
 
 from __future__ import annotations
 
-from attrs import define, field
+from collections import deque
+
+from attrs import define, field, frozen
 
 FIRST_AWAKE = 96
 """Steps without prompts at the beginning, when nothing is known."""
@@ -24,14 +31,8 @@ PROBE = 64
 """Steps asleep that tell what plain steps take."""
 ALLOWANCE = 0.01
 """Of the time, what may be lost."""
-TRY = 16
-"""Plain steps that are saved up before a draft that lost wakes."""
-INITIAL = 4
-"""Plain steps that it may lose at first, beside the steps in which nothing is known."""
-MOST_SAVED = 32
-"""Plain steps: where guesses cease to be worth it, that is found once they have lost this much."""
-LEAST_AWAKE = 32
-"""Steps. The first ones take longer for the waking itself."""
+MOST_OWED = 64
+"""Plain steps."""
 PATIENCE = 128
 """Steps that a draft which may wake waits for an answer to begin: of one whose beginning it has
 missed it knows less."""
@@ -42,7 +43,9 @@ MUCH = 0.05
 UNTOLD = 7
 """Steps of a long nap that are not looked at, for one that is."""
 _SETTLING = 8
-"""Steps that say nothing of plain ones, after it fell asleep: llama.cpp plans its memory anew."""
+"""Steps that say nothing of others, after falling asleep or waking: llama.cpp plans its memory."""
+_LATELY = 32
+"""Steps."""
 _BEHIND = 2
 """Plain steps behind one with guesses that may take longer for that."""
 _ENOUGH = 16
@@ -71,10 +74,31 @@ class _Average:
         self.seconds += max(_WEIGHT, 1 / self.count) * (seconds - self.seconds)
 
 
+@frozen
+class Stakes:
+    """What may be lost at a time, in plain steps."""
+
+    initial: float = 4
+    """At first, beside the steps in which nothing is known."""
+    to_try: float = 16
+    """Saved up before a draft that lost wakes."""
+    most_saved: float = 32
+    """Where guesses cease to be worth it, that is found once they have lost this much."""
+    least_awake: int = 32
+    """Steps. The first ones take longer for the waking itself."""
+
+
+HIGH_STAKES = Stakes(initial=64, to_try=32, most_saved=64, least_awake=64)
+"""For a draft that guesses all the time: some texts it knows well, and loses with others, and it is
+told by several answers what it is worth. Waking takes a GPU ten plain steps, and recording as
+many."""
+
+
 @define
 class Naps:
     """Pure: it is told of each step, and reads no clock."""
 
+    stakes: Stakes = Stakes()
     asleep: bool = False
     _steps: int = 0
     """Since it fell asleep or woke."""
@@ -89,6 +113,8 @@ class Naps:
     _won: float = 0.0
     _seconds: float = 0.0
     """What was won in the time awake, and what time that was."""
+    _lately: deque[float] = field(factory=lambda: deque(maxlen=_LATELY))
+    """What the latest steps have won, after the waking."""
     _unknown: int = 0
     """Steps since it woke of which it is not known what they take without it."""
     _alone: dict[int, _Average] = field(factory=dict)
@@ -113,7 +139,7 @@ class Naps:
         else:
             self._watch(seconds, None if plain is None else committed / sequences * plain - seconds)
         if plain is not None and self._saved is not None:
-            self._saved = min(self._saved, MOST_SAVED * plain)
+            self._saved = min(self._saved, self.stakes.most_saved * plain)
 
     @property
     def untold(self) -> int:
@@ -143,7 +169,7 @@ class Naps:
         """Whether it was the draft that lost, now that it is known what plain steps take: so what
         they took meanwhile is halfway between what they did before and do now."""
         if self._saved is None:
-            self._saved = INITIAL * self._usual
+            self._saved = self.stakes.initial * self._usual
             return
         before = after = 0.0
         for sequences, (seconds, count) in self._before.items():
@@ -156,18 +182,19 @@ class Naps:
         self._save(difference)
         if self._losing and self._won + difference >= -ALLOWANCE * self._seconds:
             self._losing = False
-            self._saved = max(self._saved, TRY * self._usual)
+            self._saved = max(self._saved, self.stakes.to_try * self._usual)
 
     @property
     def _may_wake(self) -> bool:
         if self._steps < PROBE or self._saved is None:
             return False
-        return not self._losing or self._saved >= TRY * self._usual
+        return not self._losing or self._saved >= self.stakes.to_try * self._usual
 
     def _wake(self) -> None:
         self.asleep = False
         self._steps = self._unknown = self._waited = 0
         self._won = self._seconds = 0.0
+        self._lately.clear()
 
     @property
     def _usual(self) -> float:
@@ -184,13 +211,20 @@ class Naps:
             self._won += won
             self._seconds += seconds
             self._save(won)
+            if self._steps > _SETTLING:
+                self._lately.append(won)
         if self._saved is None:
             if self._steps >= FIRST_AWAKE:
                 self._nap(losing=False)
-        elif self._saved < 0 and self._steps >= LEAST_AWAKE:
+        elif self._saved < 0 and self._steps >= self.stakes.least_awake and not self._wins_by_now:
             self._nap(losing=True)
         elif self._unknown >= _UNKNOWN or self._is_stale:
             self._nap(losing=False)
+
+    @property
+    def _wins_by_now(self) -> bool:
+        assert self._saved is not None
+        return sum(self._lately) > 0 and self._saved >= -MOST_OWED * self._usual
 
     @property
     def _is_stale(self) -> bool:

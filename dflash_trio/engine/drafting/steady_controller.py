@@ -114,6 +114,8 @@ class SteadyController:
         """Sequences and guesses of each, of the latest step; and how many steps had it."""
         self._same = 0
         self._latest: _Load | None = None
+        self._measured: _Times | None = None
+        """What the step that was observed last is to be counted for."""
         self._begins = False
         """An answer has begun since it was last thought over."""
 
@@ -261,9 +263,14 @@ class SteadyController:
         self._same = self._same + 1 if shape == self._shape else 1
         self._shape = shape
         whole = min(lengths) == max(lengths) and bool(judged) == bool(asked)
+        self._measured = None
         if whole and self._same > SETTLING:
-            seconds = draft_seconds - caught_up_seconds + step_seconds
-            self._load(shape[0]).of(shape[1]).add(seconds)
+            self._measured = self._load(shape[0]).of(shape[1])
+
+    def took(self, seconds: float) -> None:
+        """See ``drafter.Controller``."""
+        if self._measured is not None:
+            self._measured.add(seconds)
 
     def missed(self, sequences: int, seconds: float) -> None:
         """Nothing: plain steps without a draft take less than those with one that rests."""

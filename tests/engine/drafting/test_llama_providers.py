@@ -44,7 +44,15 @@ CPU = (DevicePlacement("cpu", 0),)
 TOKENIZER = tiny_tokenizer()
 STEADY = " in batches of one size, as on a GPU"
 IN_ONE_PASS = " in one pass, as on a GPU"
-KINDS = ["dflash", "dflash" + STEADY, "dflash" + IN_ONE_PASS, "dflash2", "dspark", "dspark-behind", "draft-model"]
+KINDS = [
+    "dflash",
+    "dflash" + STEADY,
+    "dflash" + IN_ONE_PASS,
+    "dflash2",
+    "dspark",
+    "dspark-behind",
+    "draft-model",
+]
 
 
 @pytest.fixture(scope="module")

@@ -202,7 +202,7 @@ def step_over(drafter: Drafter, batch: list[BatchSlice], run: Any) -> None:
 class Counting:
     """A provider that counts the steps that it is shown."""
 
-    kind, longest, matched, caught_up_seconds = "counting", 4, (), 0.0
+    kind, longest, matched, caught_up_seconds, steady = "counting", 4, (), 0.0, False
 
     def __init__(self, looks: bool, looking: Callable[[], None]) -> None:
         self.looks_at_steps = looks
@@ -233,6 +233,9 @@ class Never:
         return 0
 
     def observe(self, *_: object, **__: object) -> None:
+        pass
+
+    def took(self, seconds: float) -> None:
         pass
 
     def missed(self, *_: object) -> None:
@@ -298,8 +301,8 @@ def test_what_guessing_takes_is_lost_once_and_by_the_step_that_it_was_for() -> N
     # Every fifth step has guesses, which take longer than the step itself; looking is free.
     now, told = 0.0, []
     provider = SimpleNamespace(
-        kind="dear", longest=4, matched=(), caught_up_seconds=0.0, looks_at_steps=True,
-        observe=lambda *_: None, nap=lambda asleep: None,
+        kind="dear", longest=4, matched=(), caught_up_seconds=0.0, steady=False,
+        looks_at_steps=True, observe=lambda *_: None, nap=lambda asleep: None,
     )  # fmt: skip
 
     def propose(wanted: Sequence[Wanted]) -> list[list[int]]:
@@ -338,8 +341,8 @@ def test_what_guessing_takes_is_lost_once_and_by_the_step_that_it_was_for() -> N
 def test_a_draft_that_takes_longer_than_a_step_and_brings_nothing_ends_no_engine() -> None:
     now, shown = 0.0, 0
     provider = SimpleNamespace(
-        kind="slow", longest=4, matched=(), caught_up_seconds=0.0, looks_at_steps=True,
-        observe=lambda *_: None, nap=lambda asleep: None,
+        kind="slow", longest=4, matched=(), caught_up_seconds=0.0, steady=False,
+        looks_at_steps=True, observe=lambda *_: None, nap=lambda asleep: None,
     )  # fmt: skip
 
     def propose(wanted: Sequence[Wanted]) -> list[list[int]]:
@@ -379,7 +382,8 @@ def test_whatever_a_controller_says_a_batch_stays_within_its_limit() -> None:
 def test_a_draft_that_is_never_right_naps_however_cheap_its_tries_are(length: int) -> None:
     now = 0.0
     wrong = SimpleNamespace(
-        kind="wrong", longest=15, matched=(), caught_up_seconds=0.0, looks_at_steps=True
+        kind="wrong", longest=15, matched=(), caught_up_seconds=0.0, steady=False,
+        looks_at_steps=True,
     )  # fmt: skip
 
     def propose(wanted: Sequence[Wanted]) -> list[list[int]]:

@@ -102,7 +102,7 @@ class Answers:
 
         return SimpleNamespace(
             kind="simulated", longest=BLOCK, matched=(), caught_up_seconds=0.0,
-            looks_at_steps=True, propose=propose, observe=observe, nap=nap,
+            steady=False, looks_at_steps=True, propose=propose, observe=observe, nap=nap,
         )  # fmt: skip
 
     def _step(self, sequences: int, guesses: int) -> float:

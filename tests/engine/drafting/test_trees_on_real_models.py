@@ -164,6 +164,10 @@ def house(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
             threads=1,
         )
         drafts[name] = DFlashProvider(runner.context, spec, batch_rows=runner.batch_rows)
+        if name == "trained":
+            drafts["in one pass"] = DFlashProvider(
+                runner.context, spec, batch_rows=runner.batch_rows, in_one_pass=True
+            )
     yield House(runner, drafts)
     for draft in drafts.values():
         draft.close()
@@ -196,9 +200,10 @@ def short_of_the_likeliest(runner: LlamaRunner, answer: Answer) -> list[float]:
     return short
 
 
+@pytest.mark.parametrize("draft", ["trained", "in one pass"])
 @pytest.mark.parametrize("budget", [4, 16])
 def test_greedy_answers_with_trees_are_those_of_a_replay(
-    house: House, replay: LlamaRunner, budget: int
+    house: House, replay: LlamaRunner, budget: int, draft: str
 ) -> None:
     house.leaves = 0
     requests = [
@@ -207,7 +212,7 @@ def test_greedy_answers_with_trees_are_those_of_a_replay(
         attrs.evolve(house.ask(ASKED[0], 16), n=2),
         *(house.ask(ASKED[1], limit) for limit in (1, 2, 3)),
     ]
-    answers = house.run(requests, budget)
+    answers = house.run(requests, budget, draft=draft)
     assert len(answers) == 11
     short = [each for answer in answers for each in short_of_the_likeliest(replay, answer)]
     assert len(short) > 200

@@ -122,6 +122,13 @@ def parser() -> argparse.ArgumentParser:
     add = training.add_argument
     add("--batch", type=int, default=128, help="texts a step (default 128)")
     add("--anchors", type=int, default=32, help="blocks a text and step (default 32)")
+    add(
+        "--start-from",
+        type=Path,
+        metavar="GGUF",
+        help="a draft that this script wrote, of the same shape: begin with its weights instead of "
+        "random ones, best at a smaller --rate; a checkpoint in --work goes before it",
+    )
     add("--rate", type=float, default=2e-3, help="learning rate at its peak (default 0.002)")
     add("--warm-up", type=int, default=100, help="steps (default 100)")
     add("--decay", type=float, default=0.05, help="of weights (default 0.05)")
@@ -174,9 +181,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     from .run import run
     from .source import UnfitTarget
+    from .start import UnfitStart
 
     try:
         return run(arguments, begun)
     except UnfitTarget as error:
         print(f"scripts/train-draft: {arguments.target} does not fit: {error}", file=sys.stderr)
+        return 1
+    except UnfitStart as error:
+        where = f"--start-from {arguments.start_from}"
+        print(f"scripts/train-draft: {where}: {error}", file=sys.stderr)
         return 1

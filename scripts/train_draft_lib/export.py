@@ -107,6 +107,51 @@ def write(
     return path.stat().st_size
 
 
+def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The shape and the state in a file of :func:`write`, the features' scale still in ``fc``.
+
+    Raises KeyError or ValueError for another file, and whatever gguf does for a broken one.
+    """
+    reader = gguf.GGUFReader(path)
+
+    def value(key: str) -> Any:
+        field = reader.get_field(key)
+        if field is None:
+            raise KeyError(key)
+        return field.contents()
+
+    if value("general.architecture") != "dflash":
+        raise ValueError(value("general.architecture"))
+    shape = {
+        "target_layers": tuple(value("dflash.target_layers")),
+        "width": value("dflash.embedding_length"),
+        "layers": value("dflash.block_count"),
+        "heads": value("dflash.attention.head_count"),
+        "kv_heads": value("dflash.attention.head_count_kv"),
+        "head_size": value("dflash.attention.key_length"),
+        "feed_forward": value("dflash.feed_forward_length"),
+        "block": value("dflash.block_size"),
+        "mask_token": value("tokenizer.ggml.mask_token_id"),
+        "rope_base": value("dflash.rope.freq_base"),
+        "epsilon": value("dflash.attention.layer_norm_rms_epsilon"),
+    }
+    found = {
+        t.name: gguf.dequantize(t.data, t.tensor_type).astype(np.float32) for t in reader.tensors
+    }
+    state = {ours: found.pop(f"{theirs}.weight") for ours, theirs in OUTER_NAMES.items()}
+    for ours, theirs in BLOCK_NAMES.items():
+        layers = range(shape["layers"])
+        state[ours] = np.stack([found.pop(f"blk.{i}.{theirs}.weight") for i in layers])
+    if found:
+        raise ValueError(", ".join(found))
+    return shape, state
+
+
+def unfolded(state: Mapping[str, np.ndarray], scale: np.ndarray) -> dict[str, np.ndarray]:
+    """A state of :func:`read` for features that are multiplied by ``scale`` beforehand."""
+    return {**state, "fc": state["fc"] / scale}
+
+
 def _copy_vocabulary(writer: gguf.GGUFWriter, source: Source) -> None:
     for key, field in source.reader.fields.items():
         if not key.startswith("tokenizer.") or key in UNWANTED:

@@ -13,15 +13,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 import torch
 
+from . import export
 from .draft import Shape, rope_table
 from .evaluate import proposals
-from .export import BLOCK_NAMES, OUTER_NAMES
 from .generate import Generator
 from .prompts import held_out_prompts
 from .source import Source
@@ -31,31 +29,8 @@ from .tokenizer import ChatTokenizer
 
 def read_draft(path: Path) -> tuple[Shape, dict[str, torch.Tensor]]:
     """A draft's file as the torch model. Its ``fc`` holds the scale: features come unscaled."""
-    reader = gguf.GGUFReader(path)
-
-    def value(key: str) -> Any:
-        field = reader.get_field(key)
-        assert field is not None, key
-        return field.contents()
-
-    shape = Shape(
-        target_layers=tuple(value("dflash.target_layers")),
-        width=value("dflash.embedding_length"),
-        layers=value("dflash.block_count"),
-        heads=value("dflash.attention.head_count"),
-        kv_heads=value("dflash.attention.head_count_kv"),
-        head_size=value("dflash.attention.key_length"),
-        feed_forward=value("dflash.feed_forward_length"),
-        block=value("dflash.block_size"),
-        mask_token=value("tokenizer.ggml.mask_token_id"),
-        rope_base=value("dflash.rope.freq_base"),
-        epsilon=value("dflash.attention.layer_norm_rms_epsilon"),
-    )
-    found = {t.name: gguf.dequantize(t.data, t.tensor_type) for t in reader.tensors}
-    state = {ours: found[f"{theirs}.weight"] for ours, theirs in OUTER_NAMES.items()}
-    for ours, theirs in BLOCK_NAMES.items():
-        state[ours] = np.stack([found[f"blk.{i}.{theirs}.weight"] for i in range(shape.layers)])
-    return shape, {name: torch.from_numpy(v.astype(np.float32)) for name, v in state.items()}
+    shape, state = export.read(path)
+    return Shape(**shape), {name: torch.from_numpy(values) for name, values in state.items()}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import export, plot
+from . import export, plot, start
 from .dataset import Seen, Texts, feature_scale, look
-from .draft import Shape, new_parameters
+from .draft import Shape, matrix_shapes, new_parameters, norm_shapes
 from .evaluate import Score, judge, table
 from .generate import Generator, loop_ends
 from .prompts import KINDS, held_out_prompts, training_prompts
 from .source import Source, UnfitTarget, Vocabulary
 from .target import Target, narrow_type
 from .tokenizer import ChatTokenizer
-from .train import Batches, Settings, Trainer
+from .train import CHECKPOINT, Batches, Settings, Trainer
 
 
 class Clock:
@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace, begun: float) -> int:
     source = Source(arguments.target)
     vocabulary = source.vocabulary()
     shape = shape_of(arguments, source, vocabulary)
+    begun_with = _begun_with(arguments, shape)
     size = _weigh(arguments, source, shape)
     clock.say(
         f"torch {torch.__version__} on {arguments.device}; a draft of {size:,} bytes: {shape}"
@@ -100,10 +101,15 @@ def run(arguments: argparse.Namespace, begun: float) -> int:
         head,
         arguments.work,
         compile_layers=arguments.compile and cuda,
+        start=export.unfolded(begun_with, scale.cpu().numpy()) if begun_with else None,
     )
     if trainer.resumed:
         clock.say(f"goes on at step {trainer.steps}, {trainer.spent / 60:.1f} min of training")
     judged = _Judged(trainer, held_out, kinds, looped, seen_held_out)
+    if begun_with:
+        point, standing = judged.point()
+        trainer.curves.append({"seconds": 0.0, "step": 0, **point})
+        clock.say(f"begins with {arguments.start_from}; {standing}")
     _train(arguments, trainer, judged, clock)
     return _finish(arguments, trainer, judged, source, clock)
 
@@ -131,6 +137,14 @@ def shape_of(arguments: argparse.Namespace, source: Source, vocabulary: Vocabula
         rope_base=arguments.rope_base or sizes.rope_base,
         epsilon=sizes.epsilon,
     )
+
+
+def _begun_with(arguments: argparse.Namespace, shape: Shape) -> dict[str, np.ndarray] | None:
+    """The weights of ``--start-from``, where training has not begun yet."""
+    if arguments.start_from is None or (arguments.work / CHECKPOINT).is_file():
+        return None
+    sizes = {**matrix_shapes(shape), **norm_shapes(shape)}
+    return start.weights(arguments.start_from, shape.as_dict(), sizes)
 
 
 def _weigh(arguments: argparse.Namespace, source: Source, shape: Shape) -> int:
@@ -290,6 +304,14 @@ class _Judged:
             block,
         )
 
+    def point(self) -> tuple[dict[str, Any], str]:
+        """Of the curves, with whole blocks and the weights as they are; the same in words."""
+        scores, accepted = self(self.trainer.shape.block)
+        mean = scores["all"].mean
+        shares = " ".join(f"{share:.2f}" for share in accepted)
+        words = f"unseen prompts: {mean:.2f} a step, accepted {shares}"
+        return {"committed": round(mean, 3), "accepted": accepted}, words
+
 
 def _train(arguments: argparse.Namespace, trainer: Trainer, judged: _Judged, clock: Clock) -> None:
     settings = trainer.settings
@@ -315,10 +337,9 @@ def _train(arguments: argparse.Namespace, trainer: Trainer, judged: _Judged, clo
             f"{(total - trainer.spent) / 60:.1f} min left"
         )
         if now - looked >= arguments.judge_every:
-            scores, accepted = judged(trainer.shape.block)
-            point |= {"committed": round(scores["all"].mean, 3), "accepted": accepted}
-            shares = " ".join(f"{share:.2f}" for share in accepted)
-            line += f"; unseen prompts: {scores['all'].mean:.2f} a step, accepted {shares}"
+            standing, words = judged.point()
+            point |= standing
+            line += f"; {words}"
             looked = at = time.monotonic()
         trainer.curves.append(point)
         clock.say(line)

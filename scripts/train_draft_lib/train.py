@@ -6,11 +6,12 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
@@ -21,6 +22,8 @@ from .decode_attention import BACKENDS
 from .draft import Blocks, Shape
 from .head import head_loss
 from .optimizer import Optimizer
+
+CHECKPOINT = "draft.pt"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,10 @@ def compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class Trainer:
-    """Parameters, optimizer and schedule; resumes from ``folder`` where a checkpoint lies."""
+    """Parameters, optimizer and schedule; resumes from ``folder`` where a checkpoint lies.
+
+    Parameters begin as ``start``, or at random.
+    """
 
     def __init__(
         self,
@@ -153,12 +159,16 @@ class Trainer:
         folder: Path,
         *,
         compile_layers: bool,
+        start: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         device = str(embedding.device)
         self.shape, self.settings, self.batches, self.folder = shape, settings, batches, folder
         kind = batches.seen.features.dtype
         self.embedding, self.head = embedding.to(kind), head.to(kind)
         self.parameters = draft.new_parameters(shape, device, settings.seed)
+        with torch.no_grad():
+            for name, values in (start or {}).items():
+                self.parameters[name].copy_(torch.from_numpy(values))
         self.optimizer = Optimizer(
             self.parameters, muon=settings.muon, decay=settings.decay, rate=settings.rate
         )
@@ -171,7 +181,7 @@ class Trainer:
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / "draft.pt"
+        return self.folder / CHECKPOINT
 
     def _load(self) -> bool:
         if not self.checkpoint.is_file():
@@ -189,7 +199,7 @@ class Trainer:
         return True
 
     def save(self) -> None:
-        unfinished = self.checkpoint.with_name("draft.pt.part")
+        unfinished = self.checkpoint.with_name(f"{CHECKPOINT}.part")
         state = {
             "shape": self.shape.as_dict(),
             "parameters": {n: p.detach() for n, p in self.parameters.items()},

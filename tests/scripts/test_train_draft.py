@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from train_draft_lib.source import Source
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -163,6 +166,103 @@ def test_an_export_has_what_llama_cpp_reads_and_the_targets_vocabulary(
     np.testing.assert_allclose(back, values["fc"] * scale, atol=0.06)
 
 
+@pytest.fixture
+def tiny(tmp_path: Path) -> Source:
+    """A target without weights and with few tokens: its vocabulary is copied in no time."""
+    import gguf
+    from train_draft_lib.source import Source
+
+    path = tmp_path / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(4)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(128)
+    writer.add_context_length(4096)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{index}" for index in range(9)])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return Source(path)
+
+
+@pytest.fixture
+def exported(tmp_path: Path, tiny: Source) -> Path:
+    """A draft of random weights with :func:`shape`, for features of a scale of its own."""
+    from train_draft_lib import export
+
+    rng = np.random.default_rng(1)
+    values, scale = state(rng), rng.uniform(0.1, 4, 128).astype(np.float32)
+    path = tmp_path / "before.gguf"
+    export.write(path, tiny, values, scale, shape(), 4096)
+    return path
+
+
+def sizes() -> dict[str, tuple[int, ...]]:
+    return {name: values.shape for name, values in state(np.random.default_rng(1)).items()}
+
+
+def test_a_draft_that_is_begun_with_and_exported_untrained_is_the_same_file(
+    tmp_path: Path, tiny: Source, exported: Path
+) -> None:
+    from train_draft_lib import export, start
+
+    scale = np.random.default_rng(2).uniform(0.1, 4, 128).astype(np.float32)  # of other texts
+    values = export.unfolded(start.weights(exported, shape(), sizes()), scale)
+    before = state(np.random.default_rng(1))
+    for name in ("wq", "down"):
+        np.testing.assert_allclose(values[name], before[name], atol=0.03)
+    np.testing.assert_array_equal(values["k_norm"], before["k_norm"])
+    again = tmp_path / "again.gguf"
+    export.write(again, tiny, values, scale, shape(), 4096)
+    assert again.read_bytes() == exported.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"block": 16}, "it has block 8, and this run 16: add --block 8, or leave"),
+        (
+            {"layers": 3, "target_layers": (1, 2)},
+            "it has target-layers 1,3 and layers 2, and this run 1,2 and 3: "
+            "add --target-layers 1,3 --layers 2, or leave",
+        ),
+        ({"mask_token": 7}, "add --mask-token 6, or"),
+        ({"feed_forward": 32}, "add --feed-forward 96, or"),
+        ({"rope_base": 1e6}, "add --rope-base 100000, or"),
+        ({"width": 576, "block": 4}, "it has width 64 and block 8, and this run 576 and 4: it was"),
+    ],
+)
+def test_a_draft_of_another_shape_is_not_begun_with(
+    exported: Path, wanted: dict[str, Any], said: str
+) -> None:
+    from train_draft_lib import start
+
+    with pytest.raises(start.UnfitStart) as refused:
+        start.weights(exported, {**shape(), **wanted}, sizes())
+    assert said in str(refused.value)
+
+
+def test_what_is_no_whole_draft_is_not_begun_with(
+    tmp_path: Path, tiny: Source, exported: Path
+) -> None:
+    from train_draft_lib import start
+
+    whole, cut = exported.read_bytes(), tmp_path / "cut.gguf"
+    for length in (0, 100, len(whole) // 2, len(whole) - 4000):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(start.UnfitStart, match="no whole draft"):
+            start.weights(cut, shape(), sizes())
+    with pytest.raises(start.UnfitStart, match="no whole draft"):
+        start.weights(tiny.path, shape(), sizes())
+    with pytest.raises(start.UnfitStart, match="other sizes than it says"):
+        start.weights(exported, shape(), {**sizes(), "wv": (2, 64, 64)})
+    with pytest.raises(start.UnfitStart, match="No such file or directory: name another file"):
+        start.weights(tmp_path / "no.gguf", shape(), sizes())
+
+
 @pytest.mark.real
 def test_prompts_are_tokenized_as_llama_cpp_does(smollm2: Path) -> None:
     from train_draft_lib.prompts import held_out_prompts, training_prompts
@@ -191,6 +291,19 @@ def test_a_few_steps_on_the_cpu_end_in_a_draft_and_go_on_where_they_ended(
     assert "goes on at step 2" in done.stdout
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {f"draft{end}" for end in (".gguf", "-curves.json", "-curves.svg", "-table.md")}
+
+    # Begun with, and not trained: the same file. Of another shape: refused before all else.
+    draft = tmp_path / "out" / "draft.gguf"
+    again = ("--target", smollm2, "--out", tmp_path / "again", "--work", tmp_path / "again-work")
+    done = started(*again, *small.split(), "--start-from", draft, "--max-steps", "0")
+    assert done.returncode == 0, done.stderr
+    assert f"begins with {draft}; unseen prompts: " in done.stdout
+    assert (tmp_path / "again" / "draft.gguf").read_bytes() == draft.read_bytes()
+    done = started(*again[:-1], tmp_path, *small.split(), "--start-from", draft, "--block", "4")
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert f"--start-from {draft}: it has block 8, and this run 4: add --block 8" in line
+    assert not done.stdout
 
 
 def torch_of_this_python() -> Any:

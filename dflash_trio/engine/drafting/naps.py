@@ -16,7 +16,7 @@ was lost by.
 
 Waking is dear where a device plans its memory anew for it: a GPU takes fifty steps' time for it.
 What that has cost is lost, whatever is done next. So a draft that wins by now stays awake, though
-the account is overdrawn, as long as it is by no more than ``MOST_OWED``.
+the account is overdrawn, as long as its stakes allow.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ PROBE = 64
 """Steps asleep that tell what plain steps take."""
 ALLOWANCE = 0.01
 """Of the time, what may be lost."""
-MOST_OWED = 64
-"""Plain steps."""
 PATIENCE = 128
 """Steps that a draft which may wake waits for an answer to begin: of one whose beginning it has
 missed it knows less."""
@@ -86,9 +84,11 @@ class Stakes:
     """Where guesses cease to be worth it, that is found once they have lost this much."""
     least_awake: int = 32
     """Steps. The first ones take longer for the waking itself."""
+    most_owed: float = 0
+    """By a draft that wins by now."""
 
 
-HIGH_STAKES = Stakes(initial=64, to_try=32, most_saved=64, least_awake=64)
+HIGH_STAKES = Stakes(initial=64, to_try=32, most_saved=64, least_awake=64, most_owed=64)
 """For a draft that guesses all the time: some texts it knows well, and loses with others, and it is
 told by several answers what it is worth. Waking takes a GPU ten plain steps, and recording as
 many."""
@@ -224,7 +224,7 @@ class Naps:
     @property
     def _wins_by_now(self) -> bool:
         assert self._saved is not None
-        return sum(self._lately) > 0 and self._saved >= -MOST_OWED * self._usual
+        return self._saved >= -self.stakes.most_owed * self._usual and sum(self._lately) > 0
 
     @property
     def _is_stale(self) -> bool:

@@ -367,7 +367,7 @@ def test_a_draft_that_takes_longer_than_a_step_and_brings_nothing_ends_no_engine
 
 def test_whatever_a_controller_says_a_batch_stays_within_its_limit() -> None:
     provider = SimpleNamespace(
-        matched=(), propose=lambda wanted: [[7] * item.limit for item in wanted]
+        matched=(), steady=False, propose=lambda wanted: [[7] * item.limit for item in wanted]
     )
     drafter = Drafter(provider, Always(8), verify_limit=20)  # type: ignore[arg-type]
     records = [drafter.new_record([1]) for _ in range(4)]

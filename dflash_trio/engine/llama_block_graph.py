@@ -33,6 +33,10 @@ MOST_GROUPS, FEWEST_GROUPS = 1024, 256
 so many at once, and with fewer, too many of the likeliest ones would be in one group."""
 
 
+_LARGEST = 1e30
+"""Of a logit."""
+
+
 @frozen
 class Key:
     """Of a graph: its rows, the cells of each that it looks at, and whether it ranks tokens.
@@ -252,6 +256,9 @@ class GraphMaker:
         rest of the draft does. So of each of its groups the likeliest is taken, and these are
         sorted: of two of the likeliest in one group, one is lost."""
         graph, whole, groups = built.graph, self._shape.vocabulary, self.groups
+        # What is no number is none of the likeliest: on a GPU it would have no place at all, and
+        # what lies before the first is read.
+        logits = graph.clamp(logits, -_LARGEST, _LARGEST)
         if not groups:
             best = graph.top_k(logits, self._alternatives)
             # Before chances take the logits' place.

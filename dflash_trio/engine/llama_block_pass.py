@@ -13,6 +13,7 @@ takes what is computed in vain.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +34,9 @@ from .llama_draft_context import DraftContext, DraftSpec
 from .llama_draft_rows import DraftRow
 from .llama_ggml import F16, Device, Graph, Memory, Workspace, count_of, ggml, read_row
 from .llama_model_params import find_devices
-from .model_runner import EngineError, ModelLoadError
+from .model_runner import EngineError
+
+log = logging.getLogger("dflash_trio.engine")
 
 ROWS_AT_ONCE = 8
 """Slots in one graph, of those that there are for all slots of a group. There is one for each slot
@@ -177,7 +180,10 @@ class BlockPass:
             self._device.wait()
             for each in some:
                 at = (each.row - key.first) * self._block
-                found.append(tokens[at + self._skipped : at + self._block].tolist())
+                guess = tokens[at + self._skipped : at + self._block].tolist()
+                if min(guess) < 0:  # a GPU's largest of no numbers
+                    guess = guess[: next(i for i, token in enumerate(guess) if token < 0)]
+                found.append(guess)
         return found
 
     def rankings(self, wanted: Sequence[Wanted]) -> list[Ranking]:
@@ -376,6 +382,9 @@ class BlockPass:
             grew = self._workspace.place(built.graph)
         except BaseException:
             built.graph.close()
+            # The memory that the others were placed in may be gone.
+            while self._graphs:
+                self._graphs.popitem()[1].graph.close()
             raise
         while self._graphs and (grew or len(self._graphs) >= MOST_GRAPHS):
             self._graphs.popitem(last=False)[1].graph.close()
@@ -384,23 +393,22 @@ class BlockPass:
 
 
 def open_block_pass(
-    context: DraftContext, spec: DraftSpec, target: Any, rows: list[DraftRow]
+    context: DraftContext, spec: DraftSpec, target: Any, rows: list[DraftRow], *, ranks: bool
 ) -> BlockPass | None:
-    """For a draft whose model is loaded, and the native context of its target.
+    """For a draft whose model is loaded, and the native context of its target. It copies the
+    draft's weights, and frees its model. ``ranks``: what it will be asked for.
 
-    ``None``: only llama.cpp can compute this draft, or its cells are fewer than all slots might
-    fill. Raises ModelLoadError where there is no memory for it.
+    ``None``, and nothing has changed: only llama.cpp can compute this draft, or its cells are fewer
+    than all slots might fill, or there is no room for it.
     """
     size, file = spec.context, spec.file
-    if file.kind != DFLASH or size.pool < size.slots * size.max_ctx:
+    if file.kind != DFLASH or not file.borrows or size.pool < size.slots * size.max_ctx:
         return None
     devices = find_devices(spec.devices)
+    device: Device | None = None
+    made: BlockPass | None = None
     try:
         device = Device(devices[0].handle if devices else None, spec.threads)
-    except MissingSymbol:
-        return None
-    made = None
-    try:
         weights = read_block_weights(context.model, llama.llama_get_model(target), device)
         if weights is not None:
             made = BlockPass(
@@ -412,15 +420,24 @@ def open_block_pass(
                 skipped=file.block - file.longest,
                 aborted=lambda: context.aborted,
             )
+            if made.is_possible:
+                if devices:
+                    made.warm_up(ranks=ranks)
+                context.free_model()
+                return made
+    except MissingSymbol as missing:
+        log.info("the draft %s is left to llama.cpp: %s", file.path, missing)
     except EngineError as error:
-        device.close()
-        raise ModelLoadError(
-            f"the draft {file.path} has no room: {error}; lower --max-ctx or "
-            "--max-concurrency, or leave --draft out"
-        ) from error
-    if made is not None and made.is_possible:
-        return made
+        log.warning("the draft %s is left to llama.cpp: %s", file.path, error)
+    except BaseException:
+        _close(made, device)
+        raise
+    _close(made, device)
+    return None
+
+
+def _close(made: BlockPass | None, device: Device | None) -> None:
     if made is not None:
         made.close()
-    device.close()
-    return None
+    if device is not None:
+        device.close()

@@ -12,7 +12,6 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from attrs import frozen
 
-from .llama_abi import MissingSymbol
 from .llama_ggml import (
     ALIGNMENT,
     F32,
@@ -41,7 +40,8 @@ _OF_LAYER = (
 )
 _NORMS = frozenset(("attn_norm", "attn_q_norm", "attn_k_norm", "ffn_norm"))
 _WHOLE = ("fc.weight", "enc.output_norm.weight", "output_norm.weight")
-_OWN = ("token_embd.weight", "output.weight")
+_LEAST_EPSILON = 1e-6
+"""Headers are read as text with six decimals."""
 
 
 @frozen
@@ -97,31 +97,25 @@ class BlockWeights:
     layers: tuple[LayerWeights, ...]
     norm: int
     head: int
-    """The output: the target's own tensor, or a copy of the draft's."""
+    """The target's output."""
     embeddings: int
-    """Belongs to a model, which has to outlive this; it may be on the host."""
+    """The target's, which may be on the host. Both are its own tensors: it has to outlive this."""
     graph: Graph
     """Owns the tensors' descriptions, not their values."""
 
 
 def read_block_weights(draft: Any, target: Any, device: Device) -> BlockWeights | None:
     """Copy a loaded draft's weights to ``device``. ``target``: its target's model, which has to
-    stay loaded; the draft's need not, unless it has embeddings of its own.
+    stay loaded; the draft's need not.
 
     ``None``: this draft is of a kind, or its weights of types, that only llama.cpp computes.
-    Raises EngineError where there is no memory for them.
+    Raises EngineError where there is no memory for them, and MissingSymbol.
     """
-    try:
-        ours, theirs = tensors_of(draft), tensors_of(target)
-    except MissingSymbol:
-        return None
-    tensors = dict(ours)
+    tensors, theirs = dict(tensors_of(draft)), tensors_of(target)
     shape = _shape(draft, tensors)
     if shape is None:
         return None
-    own = [tensors[name] for name in _OWN if name in tensors]
-    head = _on_device(ours if own else theirs, device)
-    embeddings = tensors.get("token_embd.weight") or dict(theirs).get("token_embd.weight")
+    head, embeddings = _on_device(theirs, device), dict(theirs).get("token_embd.weight")
     if head is None or embeddings is None:
         return None
     if sizes(head)[:2] != (shape.width, shape.vocabulary) or sizes(embeddings) != sizes(head):
@@ -138,8 +132,8 @@ def _shape(draft: Any, tensors: dict[str, int]) -> BlockShape | None:
         return None
     layers = int(llama.llama_model_n_layer(draft))
     expected = {f"blk.{i}.{name}.weight" for i in range(layers) for name in _OF_LAYER}
-    expected |= {*_WHOLE, *_OWN}
-    if not tensors.keys() <= expected or len(tensors.keys() - {*_OWN}) != len(expected) - len(_OWN):
+    epsilon = float(facts["attention.layer_norm_rms_epsilon"])
+    if tensors.keys() != expected | {*_WHOLE} or epsilon < _LEAST_EPSILON:
         return None
     mode = int(llama.llama_model_rope_type(draft))
     if mode not in (llama.LLAMA_ROPE_TYPE_NORM, llama.LLAMA_ROPE_TYPE_NEOX):
@@ -166,7 +160,7 @@ def _shape(draft: Any, tensors: dict[str, int]) -> BlockShape | None:
         head=head,
         feed_forward=feed_forward,
         vocabulary=int(llama.llama_vocab_n_tokens(vocabulary)),
-        epsilon=float(facts["attention.layer_norm_rms_epsilon"]),
+        epsilon=epsilon,
         rope_base=float(facts.get("rope.freq_base", "10000")),
         rope_dimensions=int(facts.get("rope.dimension_count", head)),
         rope_mode=mode,
@@ -194,7 +188,7 @@ def _wanted(
 
 def _on_device(tensors: list[tuple[str, int]], device: Device) -> int | None:
     """A model's output, where the device can read it."""
-    for wanted in reversed(_OWN):  # embeddings are the output of who has none
+    for wanted in ("output.weight", "token_embd.weight"):  # which is the output of who has none
         found = [address for name, address in tensors if name == wanted]
         if found:
             return next((address for address in found if device.reads(address)), None)
@@ -239,9 +233,6 @@ def _copied(
             ),
             f"{i}.down": (named("ffn_down", i), (shape.feed_forward, shape.width)),
         }
-    own_head = head if head in tensors.values() else None
-    if own_head is not None:
-        joined["head"] = ([own_head], (shape.width, shape.vocabulary))
     if any(len({tensor(each).type for each in parts}) > 1 for parts, _ in joined.values()):
         return None
     graph = Graph(len(joined))
@@ -269,7 +260,7 @@ def _copied(
             for i in layers
         ),
         norm=made["norm"],
-        head=made.get("head", head),
+        head=head,
         embeddings=embeddings,
         graph=graph,
     )
@@ -278,19 +269,18 @@ def _copied(
 def _place(
     joined: dict[str, tuple[list[int], tuple[int, ...]]], graph: Graph, device: Device
 ) -> dict[str, int]:
-    values: dict[str, Any] = {}
     offsets: dict[str, int] = {}
     size = 0
     for name, (parts, _) in joined.items():
-        values[name] = np.concatenate([read_bytes(each) for each in parts])
         offsets[name] = size
-        size += -(-len(values[name]) // ALIGNMENT) * ALIGNMENT + _SLACK
+        count = sum(ggml_functions().nbytes(each) for each in parts)
+        size += -(-count // ALIGNMENT) * ALIGNMENT + _SLACK
     memory = device.allocate(size)
     made = {}
     for name, (parts, dimensions) in joined.items():
         made[name] = graph.new(tensor(parts[0]).type, *dimensions)
         graph.place(made[name], memory, offsets[name])
-        stored = values[name]
+        stored = np.concatenate([read_bytes(each) for each in parts])
         ggml_functions().backend_tensor_set(made[name], stored.ctypes.data, 0, len(stored))
     return made
 

@@ -88,11 +88,9 @@ class DFlashProvider:
         self._rows = [DraftRow(PendingRows(values)) for _ in range(spec.context.slots)]
         self._steps_unasked = 0
         if self._in_one_pass:
-            self._pass = open_block_pass(context, spec, target, self._rows)
+            self._pass = open_block_pass(context, spec, target, self._rows, ranks=ranks)
         if self._pass is not None:
             self._computer: BlockComputer = self._pass
-            if not context.on_cpu:
-                self._pass.warm_up(ranks=ranks)
             return
         self._computer = BlockBatches(
             context, spec, target, self._rows, values=values, steady_shapes=self._steady_shapes

@@ -195,6 +195,10 @@ class DraftContext:
         if self.native is not None:
             llama.llama_free(self.native)
             self.native = None
+        self.free_model()
+
+    def free_model(self) -> None:
+        """Where no context of it is wanted. Idempotent."""
         if self.model is not None:
             llama.llama_model_free(self.model)
             self.model = None

@@ -25,6 +25,8 @@ class DraftRow:
 
     def injected(self, count: int) -> None:
         """The first ``count`` pending ones are in the cache now."""
+        if not count:
+            return  # where pending ones would begin says nothing then
         if self.begin == self.end:
             self.begin = self.pending.begin
         self.end = self.pending.begin + count

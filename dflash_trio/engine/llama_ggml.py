@@ -86,6 +86,7 @@ _QUICK: dict[str, tuple[Any, ...]] = {
     "ggml_get_rows": (_P, _P, _P, _P),
     "ggml_swiglu": (_P, _P, _P),
     "ggml_soft_max": (_P, _P, _P),
+    "ggml_clamp": (_P, _P, _P, _F, _F),
     "ggml_argmax": (_P, _P, _P),
     "ggml_top_k": (_P, _P, _P, _I),
     "ggml_argsort": (_P, _P, _P, _I),
@@ -332,6 +333,9 @@ class Graph:
 
     def swiglu(self, a: int) -> int:
         return int(self._ggml.swiglu(self._context, a))
+
+    def clamp(self, a: int, least: float, most: float) -> int:
+        return int(self._ggml.clamp(self._context, a, least, most))
 
     def soft_max(self, a: int) -> int:
         return int(self._ggml.soft_max(self._context, a))

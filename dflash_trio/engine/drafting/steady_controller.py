@@ -162,7 +162,7 @@ class SteadyController:
     def _decide(self, load: _Load, sequences: Sequence[Acceptance], numbers: list[int]) -> int:
         if not load.of(0).known or not numbers:
             return 0
-        if load.guesses and not load.of(load.guesses).known:
+        if load.guesses in numbers and not load.of(load.guesses).known:
             return load.guesses  # its run was cut short, by prompts or others that came and went
         known = [n for n in numbers if load.of(n).known]
         rates = self._rates(load, sequences, known)
@@ -271,6 +271,7 @@ class SteadyController:
         """See ``drafter.Controller``."""
         if self._measured is not None:
             self._measured.add(seconds)
+            self._measured = None
 
     def missed(self, sequences: int, seconds: float) -> None:
         """Nothing: plain steps without a draft take less than those with one that rests."""

@@ -24,7 +24,7 @@ from dflash_trio.engine.llama_draft_context import DraftSpec
 from dflash_trio.engine.llama_ggml import Device, EngineError, Workspace, read_row, tensors_of
 from dflash_trio.engine.llama_runner import LlamaRunner
 from dflash_trio.engine.model_file import check_model_file
-from dflash_trio.engine.model_runner import BatchSlice, DecodeOutcome, ModelLoadError
+from dflash_trio.engine.model_runner import BatchSlice, DecodeOutcome
 from tests.engine.test_runner_contract import load_llama
 from tests.support.written_drafts import tiny_tokenizer, write_dflash, write_target
 
@@ -231,17 +231,90 @@ def test_a_pool_with_fewer_cells_than_all_slots_might_fill_is_left_to_llama_cpp(
     provider.close()
 
 
-def test_a_device_without_memory_for_it_is_a_line_for_the_operator(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("nth", [1, 2, 4])
+def test_where_there_is_no_room_for_the_pass_the_draft_is_left_to_llama_cpp(
+    make: Make, nth: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = make()
+    allocate, asked, closed = Device.allocate, 0, []
 
-    def full(self: Device, size: int) -> None:
-        raise EngineError(f"no {size} bytes are free on the device")
+    def full(self: Device, size: int) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == nth:
+            raise EngineError(f"no {size} bytes are free on the device")
+        return allocate(self, size)
+
+    close = Device.close
+
+    def watched(self: Device) -> None:
+        closed.append(self)
+        close(self)
 
     monkeypatch.setattr(Device, "allocate", full)
-    with pytest.raises(ModelLoadError, match=r"draft0\.gguf has no room: no \d+ bytes .*--draft"):
-        both.provider(in_one_pass=True)
+    monkeypatch.setattr(Device, "close", watched)
+    provider = both.provider(in_one_pass=True)
+    assert not provider.steady
+    assert closed
+    assert all(device.backend is None for device in closed)
+    assert "draft0.gguf is left to llama.cpp: no " in caplog.text
+    batch = [BatchSlice(0, 0, tuple(some_tokens(20, 1)), 0)]
+    assert both.runner.decode(batch) is DecodeOutcome.DONE
+    provider.observe(batch, [20])
+    assert len(provider.propose([Wanted(0, [*batch[0].tokens, 77], 5)])[0]) == 5
+    provider.close()
+
+
+def test_a_row_whose_features_are_all_injected_goes_on_from_its_copy(make: Make) -> None:
+    both = make()
+    both.feed(1, some_tokens(60, 1))
+    both.guess_alike(1)
+    both.runner.copy(1, 5, 60)
+    for each in (both.batches, both.one_pass):
+        each.copy(1, 5, 60)
+    both.tokens[5] = list(both.tokens[1])
+    for token in some_tokens(6, 2):
+        both.guess_alike(5, last=token)
+        both.feed(5, [token])
+    rows = both.one_pass._rows[5], both.batches._rows[5]
+    assert {(row.begin, row.known) for row in rows} == {(0, 66)}
+
+
+def test_a_walk_of_rewinds_and_copies_is_guessed_for_alike(make: Make) -> None:
+    both, dice = make(), random.Random(7)
+    for step in range(150):
+        row = dice.randrange(4)
+        match dice.choice(("feed", "feed", "guess", "guess", "rewind", "copy")):
+            case "feed" if len(both.tokens[row]) < 600:
+                both.feed(row, some_tokens(dice.choice((1, 1, 3, 8, 9, 30)), step))
+            case "guess":
+                rows = [r for r in range(4) if both.tokens[r]]
+                if rows:
+                    both.guess_alike(*rows, last=100 + step)
+            case "rewind":
+                both.rewind(row, dice.randrange(len(both.tokens[row]) + 1))
+            case "copy" if both.tokens[row]:
+                other = 4 + row
+                length = dice.randint(1, len(both.tokens[row]))
+                both.rewind(other, 0)
+                both.runner.copy(row, other, length)
+                for each in (both.batches, both.one_pass):
+                    each.copy(row, other, length)
+                both.tokens[other] = both.tokens[row][:length]
+                both.guess_alike(other)
+
+
+def test_a_draft_whose_weights_are_no_numbers_costs_time_and_nothing_else(make: Make) -> None:
+    both = make()
+    both.feed(0, some_tokens(20, 1))
+    one = both.one_pass._pass
+    assert isinstance(one, BlockPass)
+    both.one_pass._rows[0].pending.features[:] = np.nan
+    (guess,) = both.one_pass.propose(both.wanted(0))
+    assert all(0 <= token < both.runner.vocabulary.size for token in guess)
+    (ranking,) = both.one_pass.rank(both.wanted(0))
+    assert ranking is not None
+    assert all(0 <= t < both.runner.vocabulary.size for place in ranking.tokens for t in place)
 
 
 def test_more_graphs_than_are_kept_take_turns(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

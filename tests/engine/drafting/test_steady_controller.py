@@ -238,6 +238,25 @@ def test_a_draft_that_becomes_good_is_found_out() -> None:
     assert steps(3000, 0.8) > 0.9
 
 
+def test_a_try_goes_on_no_longer_where_so_many_guesses_fit_no_more() -> None:
+    # Forty sequences have room for five each, and sixty-three, which are counted with them, for
+    # three: the try of five never ends by being known.
+    controller = SteadyController(LONGEST, verify_limit=256)
+    crowd: list[Acceptance] = [controller.new_acceptance() for _ in range(63)]
+    guessing = 0
+    for step in range(3000):
+        some = crowd[:40] if step < 25 else crowd
+        chosen = controller.choose(some)
+        guessing += chosen > 0
+        judged = [(each, 1, ()) for each in some] if chosen else []
+        controller.observe(
+            [1 + chosen] * len(some), judged, committed=len(some), asked=chosen,
+            draft_seconds=0.0, step_seconds=1.0,
+        )  # fmt: skip
+        controller.took(3.0 if chosen else 1.0)
+    assert guessing < 300
+
+
 def test_steps_of_unequal_sequences_say_nothing_of_what_equal_ones_take() -> None:
     controller = SteadyController(LONGEST, verify_limit=256)
     both: list[Acceptance] = [controller.new_acceptance() for _ in range(2)]

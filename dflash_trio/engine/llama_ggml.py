@@ -24,8 +24,7 @@ F32, F16, I8, I32, I64 = 0, 1, 24, 26, 27
 ALIGNMENT = 256
 """Bytes: more than any backend wants of a tensor's place."""
 _PRECISION_F32 = 10
-_DESCENDING = 1
-"""enum ggml_sort_order"""
+_DESCENDING = 1  # enum ggml_sort_order
 
 
 class Tensor(ctypes.Structure):

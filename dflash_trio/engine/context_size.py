@@ -37,6 +37,11 @@ class ContextSize:
     """Each sequence has a stream of its own; otherwise all share one."""
 
     @property
+    def has_all_cells(self) -> bool:
+        """Every slot has its whole context: no cells are shared."""
+        return self.pool >= self.slots * self.max_ctx
+
+    @property
     def streams(self) -> int:
         return self.slots if self.partitioned else 1
 
@@ -113,7 +118,7 @@ def draft_context(target: ContextSize, spare: int, *, on_cpu: bool) -> ContextSi
     """A draft's cache: on a CPU laid out as its target's would be without trees, with ``spare``
     more cells for each sequence. On a GPU shared by all: a partitioned one computes rows at once
     only if they lie beside each other."""
-    each, whole = target.max_ctx + spare, target.pool >= target.slots * target.max_ctx
+    each, whole = target.max_ctx + spare, target.has_all_cells
     pool = target.pool + target.slots * spare
     if whole and not on_cpu:
         # What :mod:`llama_block_pass` wants: it gives each row its own cells, and one more.

@@ -17,6 +17,7 @@ from .llama_block_outputs import BlockOutputs
 from .llama_draft_abi import keep_lattice, selector_candidates
 from .llama_draft_context import DraftBatch, DraftContext, DraftSpec
 from .llama_draft_rows import DraftRow
+from .llama_metadata import metadata
 
 T = TypeVar("T")
 
@@ -53,7 +54,7 @@ class BlockBatches:
             target=target,
         )
         llama.llama_set_causal_attn(
-            context.native, context.metadata("dflash.attention.causal") == "true"
+            context.native, metadata(model, "dflash.attention.causal") == "true"
         )
         if self._candidates:
             keep_lattice(context.native)

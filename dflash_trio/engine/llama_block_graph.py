@@ -31,8 +31,6 @@ INJECTED_AT_ONCE = 128
 MOST_GROUPS, FEWEST_GROUPS = 1024, 256
 """Of the vocabulary, of each of which the likeliest token is looked for; a GPU sorts no more than
 so many at once, and with fewer, too many of the likeliest ones would be in one group."""
-
-
 _LARGEST = 1e30
 """Of a logit."""
 
@@ -112,15 +110,23 @@ class GraphMaker:
             self.groups = 0
 
     def input_bytes(self, rows: int, cells: int) -> int:
-        return sum(self._sizes(rows, cells))
+        """Of all inputs of a graph."""
+        return sum(_padded(numbers, shape) for _, numbers, shape in self._inputs(rows, cells))
 
-    def _sizes(self, rows: int, cells: int) -> list[int]:
-        """Bytes of each input, in the order of ``Inputs``."""
-        shape, count = self._shape, rows * self._block
-        injected = count or INJECTED_AT_ONCE
-        exact = [8 * injected, 4 * injected, 4 * injected * shape.features]
-        exact += [8 * count, 4 * count, 4 * count * shape.width, 2 * count * cells]
-        return [-(-size // ALIGNMENT) * ALIGNMENT for size in exact]
+    def _inputs(self, rows: int, cells: int) -> list[tuple[int, Any, tuple[int, ...]]]:
+        """Of each of ``Inputs``, as they lie behind each other: ggml's type, numpy's, and what its
+        dimensions are."""
+        width, block = self._shape.width, self._block
+        injected = rows * block or INJECTED_AT_ONCE
+        return [
+            (I64, np.int64, (injected,)),
+            (I32, np.int32, (injected,)),
+            (F32, np.float32, (injected, self._shape.features)),
+            (I64, np.int64, (rows, block)),
+            (I32, np.int32, (rows, block)),
+            (F32, np.float32, (rows, block, width)),
+            (F16, np.float16, (rows, block, cells)),
+        ]
 
     def possible_on(self, device: Device, slots: int) -> bool:
         """Whether the device can compute such graphs."""
@@ -128,46 +134,33 @@ class GraphMaker:
         keys += [Key(0, rows, 256, ranks) for rows in {1, min(2, slots)} for ranks in (False, True)]
         host = np.zeros(max(self.input_bytes(key.rows, key.cells) for key in keys), dtype=np.uint8)
         for key in keys:
-            graph = self._describe(key, host, None).graph
+            graph = self.make(key, host, None).graph
             possible = graph.runs_on(device)
             graph.close()
             if not possible:
                 return False
         return True
 
-    def make(self, key: Key, host: Any, memory: Memory) -> Built:
-        """``host``: uint8[...], and ``memory`` on the device: for the inputs, of as many bytes."""
-        return self._describe(key, host, memory)
-
-    def _describe(self, key: Key, host: Any, memory: Memory | None) -> Built:
+    def make(self, key: Key, host: Any, memory: Memory | None) -> Built:
+        """``host``: uint8[...], and ``memory`` on the device: for the inputs, of as many bytes.
+        ``None``: it is not to be computed."""
         shape, count = self._shape, key.rows * self._block
-        injected = count or INJECTED_AT_ONCE
         graph = Graph(80 + 40 * shape.layers)
         offset, arrays, tensors = 0, [], []
-        shapes: list[tuple[int, Any, tuple[int, ...]]] = [
-            (I64, np.int64, (injected,)),
-            (I32, np.int32, (injected,)),
-            (F32, np.float32, (injected, shape.features)),
-            (I64, np.int64, (key.rows, self._block)),
-            (I32, np.int32, (key.rows, self._block)),
-            (F32, np.float32, (key.rows, self._block, shape.width)),
-            (F16, np.float16, (key.rows, self._block, key.cells)),
-        ]
-        sizes = self._sizes(key.rows, key.cells)
-        for (kind, numbers, dimensions), size in zip(shapes, sizes, strict=True):
-            exact = int(np.prod(dimensions)) * np.dtype(numbers).itemsize
+        for kind, numbers, dimensions in self._inputs(key.rows, key.cells):
+            exact = _bytes(numbers, dimensions)
             arrays.append(host[offset : offset + exact].view(numbers).reshape(dimensions))
             if exact:
                 tensors.append(graph.new(kind, *_dimensions(kind, dimensions)))
                 if memory is not None:
                     graph.place(tensors[-1], memory, offset)
-            offset += size
+            offset += _padded(numbers, dimensions)
         everything = graph.new(I8, offset)
         if memory is not None:
             graph.place(everything, memory, 0)
         built = Built(graph, Inputs(*arrays), offset, everything)
         cells, positions, features = tensors[:3]
-        self._inject(graph, features, positions, cells, injected)
+        self._inject(graph, features, positions, cells, count or INJECTED_AT_ONCE)
         if count:
             self._guess(built, key, *tensors[3:])
         return built
@@ -275,6 +268,15 @@ class GraphMaker:
         )
         built.chances = graph.result(graph.reshape(best, groups, count))
         built.order = graph.result(graph.argsort(built.chances))
+
+
+def _bytes(numbers: Any, shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape)) * int(np.dtype(numbers).itemsize)
+
+
+def _padded(numbers: Any, shape: tuple[int, ...]) -> int:
+    """Bytes up to where the next input may begin."""
+    return -(-_bytes(numbers, shape) // ALIGNMENT) * ALIGNMENT
 
 
 def _dimensions(kind: int, shape: tuple[int, ...]) -> tuple[int, ...]:

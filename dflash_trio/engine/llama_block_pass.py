@@ -52,8 +52,6 @@ MADE_AT_FIRST = 40
 MOST_EMBEDDINGS = 4096
 """Tokens whose embeddings are kept."""
 _HIDDEN = -np.inf
-
-
 _LEAST_CHANCE = 1e-9
 """What is less is none: its logarithm would be no number."""
 
@@ -402,7 +400,7 @@ def open_block_pass(
     than all slots might fill, or there is no room for it.
     """
     size, file = spec.context, spec.file
-    if file.kind != DFLASH or not file.borrows or size.pool < size.slots * size.max_ctx:
+    if file.kind != DFLASH or not file.borrows or not size.has_all_cells:
         return None
     devices = find_devices(spec.devices)
     device: Device | None = None

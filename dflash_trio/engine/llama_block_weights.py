@@ -4,7 +4,6 @@ values lies in one matrix.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 # Before numpy, for the reason given in llama_runner.
@@ -17,13 +16,13 @@ from .llama_ggml import (
     F32,
     Device,
     Graph,
-    metadata_of,
     read_bytes,
     sizes,
     tensor,
     tensors_of,
 )
 from .llama_ggml import ggml as ggml_functions
+from .llama_metadata import all_metadata
 
 _KEYS = frozenset(
     (
@@ -38,8 +37,7 @@ _OF_LAYER = (
     *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"),
     *("ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
 )
-_NORMS = frozenset(("attn_norm", "attn_q_norm", "attn_k_norm", "ffn_norm"))
-_WHOLE = ("fc.weight", "enc.output_norm.weight", "output_norm.weight")
+_NORMS = ("enc.output_norm.weight", "output_norm.weight")
 _LEAST_EPSILON = 1e-6
 """Headers are read as text with six decimals."""
 
@@ -124,7 +122,7 @@ def read_block_weights(draft: Any, target: Any, device: Device) -> BlockWeights 
 
 
 def _shape(draft: Any, tensors: dict[str, int]) -> BlockShape | None:
-    facts = metadata_of(draft)
+    facts = all_metadata(draft)
     if facts.get("general.architecture") != "dflash":
         return None
     facts = {k.removeprefix("dflash."): v for k, v in facts.items() if k.startswith("dflash.")}
@@ -133,7 +131,7 @@ def _shape(draft: Any, tensors: dict[str, int]) -> BlockShape | None:
     layers = int(llama.llama_model_n_layer(draft))
     expected = {f"blk.{i}.{name}.weight" for i in range(layers) for name in _OF_LAYER}
     epsilon = float(facts["attention.layer_norm_rms_epsilon"])
-    if tensors.keys() != expected | {*_WHOLE} or epsilon < _LEAST_EPSILON:
+    if tensors.keys() != expected | {"fc.weight", *_NORMS} or epsilon < _LEAST_EPSILON:
         return None
     mode = int(llama.llama_model_rope_type(draft))
     if mode not in (llama.LLAMA_ROPE_TYPE_NORM, llama.LLAMA_ROPE_TYPE_NEOX):
@@ -144,12 +142,26 @@ def _shape(draft: Any, tensors: dict[str, int]) -> BlockShape | None:
     heads, heads_kv = sizes(query)[1] // head, sizes(key)[1] // head
     width = sizes(query)[0]
     feed_forward = sizes(tensors["blk.0.ffn_gate.weight"])[1]
-    for name, address in tensors.items():
-        wanted = _wanted(name, width, head, heads, heads_kv, feed_forward)
-        if wanted is not None and sizes(address)[: len(wanted)] != wanted:
+    of_layer = {
+        "attn_norm": (width,),
+        "attn_q": (width, heads * head),
+        "attn_k": (width, heads_kv * head),
+        "attn_v": (width, heads_kv * head),
+        "attn_output": (heads * head, width),
+        "attn_q_norm": (head,),
+        "attn_k_norm": (head,),
+        "ffn_norm": (width,),
+        "ffn_gate": (width, feed_forward),
+        "ffn_up": (width, feed_forward),
+        "ffn_down": (feed_forward, width),
+    }
+    wanted = {f"blk.{i}.{name}.weight": of_layer[name] for i in range(layers) for name in of_layer}
+    wanted |= dict.fromkeys(_NORMS, (width,))
+    for name, dimensions in wanted.items():
+        # Of one dimension are the norms, which are multiplied as they are.
+        if len(dimensions) == 1 and tensor(tensors[name]).type != F32:
             return None
-        is_norm = name in _WHOLE[1:] or re.sub(r"blk\.\d+\.|\.weight", "", name) in _NORMS
-        if is_norm and tensor(address).type != F32:
+        if sizes(tensors[name])[: len(dimensions)] != dimensions:
             return None
     return BlockShape(
         layers=layers,
@@ -166,24 +178,6 @@ def _shape(draft: Any, tensors: dict[str, int]) -> BlockShape | None:
         rope_mode=mode,
         mask=int(llama.llama_vocab_mask(vocabulary)),
     )
-
-
-def _wanted(
-    name: str, width: int, head: int, heads: int, heads_kv: int, feed_forward: int
-) -> tuple[int, ...] | None:
-    return {
-        "attn_norm": (width,),
-        "attn_q": (width, heads * head),
-        "attn_k": (width, heads_kv * head),
-        "attn_v": (width, heads_kv * head),
-        "attn_output": (heads * head, width),
-        "attn_q_norm": (head,),
-        "attn_k_norm": (head,),
-        "ffn_norm": (width,),
-        "ffn_gate": (width, feed_forward),
-        "ffn_up": (width, feed_forward),
-        "ffn_down": (feed_forward, width),
-    }.get(re.sub(r"blk\.\d+\.|\.weight", "", name))
 
 
 def _on_device(tensors: list[tuple[str, int]], device: Device) -> int | None:

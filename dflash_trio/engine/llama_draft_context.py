@@ -141,11 +141,6 @@ class DraftContext:
             )
         self.memory = llama.llama_get_memory(self.native)
 
-    def metadata(self, key: str) -> str | None:
-        buffer = ctypes.create_string_buffer(256)
-        length = llama.llama_model_meta_val_str(self.model, key.encode(), buffer, 256)
-        return buffer.value.decode("utf-8", "replace") if length >= 0 else None
-
     def decode(self, batch: llama.llama_batch) -> bool:
         """Compute a batch; on a GPU it may be under way yet. False: there are no cells for it, or
         it was aborted. Of what its rows have then nothing is certain."""

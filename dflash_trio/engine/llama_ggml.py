@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 # Before numpy, for the reason given in llama_runner.
-import llama_cpp.llama_cpp as llama
 import numpy as np
 from attrs import frozen
 
@@ -434,16 +433,4 @@ def tensors_of(model: Any) -> list[tuple[str, int]]:
     for at in range(begin or 0, end or 0, 40):
         text, length, _, _, address = (ctypes.c_size_t * 5).from_address(at)
         found.append((ctypes.string_at(text, length).decode(), int(address)))
-    return found
-
-
-def metadata_of(model: Any) -> dict[str, str]:
-    """What its file says of it, as text; long values are cut."""
-    buffer = ctypes.create_string_buffer(256)
-    found = {}
-    for i in range(llama.llama_model_meta_count(model)):
-        llama.llama_model_meta_key_by_index(model, i, buffer, 256)
-        key = buffer.value.decode("utf-8", "replace")
-        llama.llama_model_meta_val_str_by_index(model, i, buffer, 256)
-        found[key] = buffer.value.decode("utf-8", "replace")
     return found

@@ -22,6 +22,17 @@ def metadata(model: Any, key: str) -> str | None:
     return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
 
+def all_metadata(model: Any) -> dict[str, str]:
+    """All that the file's header says; long values are cut."""
+    key = ctypes.create_string_buffer(_LONGEST)
+    found = {}
+    for i in range(llama.llama_model_meta_count(model)):
+        llama.llama_model_meta_key_by_index(model, i, key, _LONGEST)
+        name = key.value.decode("utf-8", "replace")
+        found[name] = metadata(model, name) or ""
+    return found
+
+
 def description(model: Any) -> str:
     """Architecture, size and format in a few words."""
     buffer = ctypes.create_string_buffer(_LONGEST)

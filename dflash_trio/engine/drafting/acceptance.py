@@ -62,6 +62,18 @@ class Acceptance:
         return found
 
 
+def learn(model: Acceptance, judged: Sequence[tuple[Acceptance, int, Sequence[int]]]) -> None:
+    """A step is over: of each sequence with guesses, how many had their turn, and which were right.
+    ``model``: what holds for all sequences. Nothing is learned of a step without guesses."""
+    if not judged:
+        return
+    model.fade()
+    for sequence, turns, right in judged:
+        model.add(turns, right)
+        sequence.fade()
+        sequence.add(turns, right)
+
+
 LESS = 0.8
 """Of a guess's chance has the next one in a tree, while nothing is known of it."""
 

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .acceptance import Acceptance
+from .acceptance import Acceptance, learn
 from .costs import CostTable
 from .step_costs import FIRST_REFERENCE, StepCosts
 
@@ -278,12 +278,7 @@ class DraftController:
             most = MOST_AT_ONCE * plain
             self._debt = min(self._debt + caught_up_seconds, most)
             self._exhausted = self._exhausted or self._debt >= most
-        if judged:
-            self._acceptance.fade()
-            for sequence, turns, right in judged:
-                self._acceptance.add(turns, right)
-                sequence.fade()
-                sequence.add(turns, right)
+        learn(self._acceptance, judged)
         switching = self._step_costs.switching(count)
         self._step_costs.observe_step(lengths, step_seconds, judged=bool(judged))
         spent = draft_seconds

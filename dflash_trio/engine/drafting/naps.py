@@ -14,7 +14,8 @@ longer, and one that wins all the time, but for short naps that tell what plain 
 nap begins with such a look: a machine that became slower, and not the draft, may be what the time
 was lost by.
 
-Waking is dear where a device plans its memory anew for it: a GPU takes fifty steps' time for it.
+Waking is dear where a device plans its memory anew for it: a GPU takes ten steps' time for it, and
+as much again until it has recorded the new ones.
 What that has cost is lost, whatever is done next. So a draft that wins by now stays awake, though
 the account is overdrawn, as long as its stakes allow.
 """
@@ -90,8 +91,7 @@ class Stakes:
 
 HIGH_STAKES = Stakes(initial=64, to_try=32, most_saved=64, least_awake=64, most_owed=64)
 """For a draft that guesses all the time: some texts it knows well, and loses with others, and it is
-told by several answers what it is worth. Waking takes a GPU ten plain steps, and recording as
-many."""
+told by several answers what it is worth."""
 
 
 @define

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from attrs import define, field
 
-from .acceptance import Acceptance
+from .acceptance import Acceptance, learn
 
 NUMBERS = (3, 5, 7)
 """Of guesses for each sequence, beside as many as there are. With its last token, seven make eight,
@@ -253,12 +253,7 @@ class SteadyController:
         caught_up_seconds: float = 0.0,
     ) -> None:
         """See ``drafter.Controller``."""
-        if judged:
-            self._acceptance.fade()
-            for sequence, turns, right in judged:
-                self._acceptance.add(turns, right)
-                sequence.fade()
-                sequence.add(turns, right)
+        learn(self._acceptance, judged)
         shape = len(lengths), max(lengths) - 1
         self._same = self._same + 1 if shape == self._shape else 1
         self._shape = shape

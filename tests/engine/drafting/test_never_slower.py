@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, repeat
-from operator import mul
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,18 +15,14 @@ from dflash_trio.engine.drafting.controller import DraftController
 from dflash_trio.engine.drafting.drafter import Drafter
 from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.model_runner import BatchSlice
+from tests.engine.drafting.simulated import BLOCK, always, right_of, tell
 
-BLOCK = 7
 PLAIN, GUESS, VERIFY = 1.09e-3, 1.05e-3, 1.75e-3
 """Seconds of one sequence's step: of a plain one, of guessing a block, of verifying it."""
 LOOKING, COPIES = 0.02, 0.07
 """Of a plain step: looking at the layers' inputs, and copying them in the step."""
 MEASURED = (0.62, 0.45, 0.33, 0.24, 0.17, 0.12, 0.08)
 """Chances that guess 1, 2, ... comes, as the draft's on thirty questions were."""
-
-
-def always(chance: float) -> tuple[float, ...]:
-    return tuple(accumulate(repeat(chance, BLOCK), mul))
 
 
 @attrs.define
@@ -78,9 +72,9 @@ class Answers:
             if drafting and self.awake:
                 seconds += COPIES * PLAIN
             self.now += dice.lognormvariate(0, 0.05) * seconds
-            right = [self._right(dice, len(guess)) for guess in guesses]
+            right = [right_of(dice, self.chances, len(guess)) for guess in guesses]
             if drafting:
-                self._tell(drafter, records, guesses, right)
+                tell(drafter, records, guesses, right)
             for item, more in zip(left, right, strict=True):
                 item[0] -= 1 + more
                 said += 1 + more
@@ -109,32 +103,6 @@ class Answers:
         """Sixteen sequences say four times as much as one."""
         plain = PLAIN * (1 + 0.19 * (sequences - 1))
         return plain + (VERIFY - PLAIN) * (0.3 + 0.7 * guesses / BLOCK) * (guesses > 0)
-
-    def _right(self, dice: random.Random, guesses: int) -> int:
-        for place, (before, chance) in enumerate(pairwise((1.0, *self.chances[:guesses]))):
-            if dice.random() >= chance / before:
-                return place
-        return guesses
-
-    def _tell(
-        self, drafter: Drafter, records: Sequence[Any], guesses: Sequence[Any], right: Sequence[int]
-    ) -> None:
-        runs = [
-            [
-                SimpleNamespace(
-                    sequence=SimpleNamespace(drafts=record), kept=1 + more, accepted=more,
-                    judged=min(1 + more, len(guess)), right=range(more), error=None,
-                )
-            ]
-            for record, guess, more in zip(records, guesses, right, strict=True)
-        ]  # fmt: skip
-        batch = [
-            BatchSlice(row, 0, (1, *guess), 1 + len(guess)) for row, guess in enumerate(guesses)
-        ]
-        if drafter.asleep:
-            drafter.missed(batch)
-            return
-        drafter.observe(batch, [1 + more for more in right], runs)  # type: ignore[arg-type]
 
 
 def speed(

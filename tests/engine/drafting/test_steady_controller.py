@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import accumulate, pairwise, repeat
-from operator import mul
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +17,8 @@ from dflash_trio.engine.drafting.drafter import Drafter
 from dflash_trio.engine.drafting.provider import Wanted
 from dflash_trio.engine.drafting.steady_controller import SteadyController
 from dflash_trio.engine.model_runner import BatchSlice
+from tests.engine.drafting.simulated import BLOCK, always, right_of, tell
 
-LONGEST = 7
 PLAIN = 1.10e-3
 GUESSED = {3: 1.85e-3, 5: 1.95e-3, 7: 2.10e-3}
 """Seconds of one sequence's step: of a plain one, and with so many guesses, guessing included."""
@@ -30,10 +29,6 @@ READING = 0.05e-3
 """Of each step that the draft looks at."""
 TRAINED = (0.76, 0.56, 0.41, 0.33, 0.26, 0.21, 0.17)
 """Chances that guess 1, 2, ... comes."""
-
-
-def always(chance: float) -> tuple[float, ...]:
-    return tuple(accumulate(repeat(chance, LONGEST), mul))
 
 
 @attrs.define
@@ -57,11 +52,11 @@ class Gpu:
     def rate(self, steps: int, *, drafting: bool = True) -> float:
         """Tokens a second."""
         provider: Any = SimpleNamespace(
-            kind="simulated", longest=LONGEST, matched=(), caught_up_seconds=0.0,
+            kind="simulated", longest=BLOCK, matched=(), caught_up_seconds=0.0,
             steady=True, looks_at_steps=True, propose=self._propose, observe=self._observe,
             nap=self._nap,
         )  # fmt: skip
-        controller = SteadyController(LONGEST, verify_limit=self.verify_limit)
+        controller = SteadyController(BLOCK, verify_limit=self.verify_limit)
         drafter = Drafter(
             provider, controller, verify_limit=self.verify_limit, clock=lambda: self.now
         )
@@ -86,9 +81,9 @@ class Gpu:
             seconds += RECORDING[same] if same < len(RECORDING) else 0.0
             self.now += dice.lognormvariate(0, 0.03) * seconds + self.waking
             self.waking = 0.0
-            right = [self._right(dice, len(guess)) for guess in guesses]
+            right = [right_of(dice, self.chances, len(guess)) for guess in guesses]
             if drafting:
-                self._tell(drafter, records, batch, right)
+                tell(drafter, records, guesses, right)
             for item, came in zip(left, right, strict=True):
                 said += min(1 + came, item[0])
                 item[0] -= 1 + came
@@ -103,34 +98,6 @@ class Gpu:
 
     def _nap(self, *, asleep: bool) -> None:
         self.awake, self.waking = not asleep, WAKING
-
-    def _right(self, dice: random.Random, guesses: int) -> int:
-        for place, (before, chance) in enumerate(pairwise((1.0, *self.chances[:guesses]))):
-            if dice.random() >= chance / before:
-                return place
-        return guesses
-
-    def _tell(
-        self,
-        drafter: Drafter,
-        records: Sequence[Any],
-        batch: Sequence[int],
-        right: Sequence[int],
-    ) -> None:
-        slices = [BatchSlice(row, 1, (7,) * count, count) for row, count in enumerate(batch)]
-        if drafter.asleep:
-            drafter.missed(slices)
-            return
-        runs = [
-            [
-                SimpleNamespace(
-                    sequence=SimpleNamespace(drafts=record), kept=1 + came, accepted=came,
-                    judged=min(1 + came, count - 1), right=range(came), error=None,
-                )
-            ]
-            for record, count, came in zip(records, batch, right, strict=True)
-        ]  # fmt: skip
-        drafter.observe(slices, [1 + came for came in right], runs)  # type: ignore[arg-type]
 
     @property
     def guessing(self) -> float:
@@ -213,7 +180,7 @@ def test_a_batch_with_guesses_is_no_larger_than_allowed() -> None:
 
 def test_a_draft_that_becomes_good_is_found_out() -> None:
     gpu = Gpu(always(0.2))
-    controller = SteadyController(LONGEST, verify_limit=256)
+    controller = SteadyController(BLOCK, verify_limit=256)
     sequence = controller.new_acceptance()
     dice = random.Random(2)
 
@@ -241,7 +208,7 @@ def test_a_draft_that_becomes_good_is_found_out() -> None:
 def test_a_try_goes_on_no_longer_where_so_many_guesses_fit_no_more() -> None:
     # Forty sequences have room for five each, and sixty-three, which are counted with them, for
     # three: the try of five never ends by being known.
-    controller = SteadyController(LONGEST, verify_limit=256)
+    controller = SteadyController(BLOCK, verify_limit=256)
     crowd: list[Acceptance] = [controller.new_acceptance() for _ in range(63)]
     guessing = 0
     for step in range(3000):
@@ -258,7 +225,7 @@ def test_a_try_goes_on_no_longer_where_so_many_guesses_fit_no_more() -> None:
 
 
 def test_steps_of_unequal_sequences_say_nothing_of_what_equal_ones_take() -> None:
-    controller = SteadyController(LONGEST, verify_limit=256)
+    controller = SteadyController(BLOCK, verify_limit=256)
     both: list[Acceptance] = [controller.new_acceptance() for _ in range(2)]
     for _ in range(100):
         assert controller.choose(both) == 0
